@@ -92,8 +92,8 @@ class Block(BaseModel):
         covered = self.last_step - self.first_step + 1
         if self.measured_steps + self.skipped_steps > covered:
             raise ValueError(
-                f"measured_steps {self.measured_steps} and skipped_steps {self.skipped_steps} together exceed "
-                f"the {covered} steps from first_step to last_step"
+                f"measured_steps {self.measured_steps} and skipped_steps {self.skipped_steps} together "
+                f"exceed the {covered} steps from first_step to last_step"
             )
         if self.measured_steps > 0 and not self.sums:
             raise ValueError(f"measured_steps is {self.measured_steps} but sums is empty")

@@ -3,6 +3,7 @@
     NoiseScaleError
     ├── InvalidInputError (ValueError)   a number or name that cannot be right
     │   └── ContradictionError           two given fields that disagree
+    ├── NotMeasuredError                 a run that has not measured a step yet
     ├── SchemaVersionError (ValueError)  a report from a newer version than this one
     ├── AttachError                      the monitor cannot measure this model
     │   ├── CommHookTakenError           the model already has a comm hook
@@ -44,6 +45,10 @@ class ContradictionError(InvalidInputError):
     def __init__(self, message: str, *, fields: Sequence[str]) -> None:
         super().__init__(message, field=fields[0])
         self.fields = tuple(fields)
+
+
+class NotMeasuredError(NoiseScaleError):
+    """A run that has not measured a single step yet, so nothing can be said of it."""
 
 
 class SchemaVersionError(NoiseScaleError, ValueError):

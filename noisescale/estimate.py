@@ -131,14 +131,10 @@ def estimate(
     mean, method = _mean(groups)
     found: dict[str, object] = {}
     if mean is not None:
-        interval = (
-            fieller_interval(mean) if method != "none" else Interval(lower=0.0, upper=None)
-        )
+        interval = fieller_interval(mean) if method != "none" else Interval(lower=0.0, upper=None)
         found = {
             "noise_scale": _finite(
-                noise_scale(
-                    trace_covariance=mean.trace_covariance, true_grad_sq_norm=mean.true_grad_sq_norm
-                )
+                noise_scale(trace_covariance=mean.trace_covariance, true_grad_sq_norm=mean.true_grad_sq_norm)
             ),
             "lower": interval.lower,
             "upper": interval.upper,
@@ -273,9 +269,7 @@ def _mean(
     if len(joined) >= MIN_GROUPS:
         k = len(joined)
         scale = k / (k - 1) / (n * n)
-        deviations = [
-            (g.trace_covariance - g.steps * s, g.true_grad_sq_norm - g.steps * g2) for g in joined
-        ]
+        deviations = [(g.trace_covariance - g.steps * s, g.true_grad_sq_norm - g.steps * g2) for g in joined]
         return (
             PairMean(
                 trace_covariance=s,

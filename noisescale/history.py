@@ -6,6 +6,7 @@ blocks, at any change of the global batch, and where a warmup ends. A phase is w
 is doing: rising ("warmup"), falling ("lr_decay") or neither ("steady").
 """
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
@@ -48,11 +49,9 @@ def current_regime(blocks: Sequence[Block]) -> Regime:
     for index in range(1, len(blocks)):
         before, after = blocks[index - 1], blocks[index]
         was_rising, rising = rising, _rises(before, after)
-        if batch_changed(before, after) or learning_rate_jumped(
-            before.learning_rate, after.learning_rate
-        ):
-            start = index
-        elif was_rising and not rising and _rising_for(blocks, index - 1) >= 2:
+        warmup_ended = was_rising and not rising and _rising_for(blocks, index - 1) >= 2
+        jumped = learning_rate_jumped(before.learning_rate, after.learning_rate)
+        if batch_changed(before, after) or jumped or warmup_ended:
             start = index
     current = tuple(blocks[start:])
     return Regime(
@@ -81,7 +80,7 @@ def phase_of(learning_rates: Sequence[float | None]) -> Phase:
     recent = [lr for lr in learning_rates[-PHASE_BLOCKS:] if lr is not None]
     if len(recent) < 2:
         return "steady"
-    changes = [b - a for a, b in zip(recent, recent[1:], strict=False) if a != b]
+    changes = [b - a for a, b in itertools.pairwise(recent) if a != b]
     if not changes:
         return "steady"
     if changes[-1] > 0:

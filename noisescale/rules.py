@@ -5,7 +5,7 @@ E = (B0 + Bn) / (B1 + Bn) how much of each example's use survives the change.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -13,6 +13,9 @@ from noisescale.errors import InvalidInputError
 from noisescale.wire import OptimizerFamily
 
 Confidence = Literal["low", "medium"]
+
+DEFAULT_BETA2 = 0.999
+"""PyTorch's, where an Adam's beta2 is not reported."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,9 +33,7 @@ class BatchChange:
     def __post_init__(self) -> None:
         for field, value in (("before", self.before), ("after", self.after)):
             if not (value > 0 and math.isfinite(value)):
-                raise InvalidInputError(
-                    f"a batch size must be positive and finite, got {value}", field=field
-                )
+                raise InvalidInputError(f"a batch size must be positive and finite, got {value}", field=field)
         if not self.noise_scale >= 0:
             raise InvalidInputError(
                 f"the noise scale must be 0 or more, got {self.noise_scale}; pass its lower or upper end",
@@ -90,7 +91,7 @@ def surge(change: BatchChange) -> float:
     return math.sqrt(change.ratio) * change.efficiency
 
 
-RULES = {
+RULES: dict[str, Callable[[BatchChange], float]] = {
     "linear": linear,
     "noise_aware_sgd": noise_aware_sgd,
     "square_root": square_root,
@@ -132,7 +133,9 @@ _SGD = OptimizerRule(
     rule="noise_aware_sgd",
     plain_rule="linear",
     confidence="medium",
-    source="McCandlish et al. 2018 (arXiv 1812.06162) eq 2.6; AdaScale, Johnson et al. 2020 (arXiv 2007.05105)",
+    source=(
+        "McCandlish et al. 2018 (arXiv 1812.06162) eq 2.6; AdaScale, Johnson et al. 2020 (arXiv 2007.05105)"
+    ),
 )
 
 
@@ -148,7 +151,10 @@ def _half(confidence: Confidence, source: str) -> OptimizerRule:
 
 _ADAM = _half(
     "medium",
-    "McCandlish et al. 2018 (arXiv 1812.06162) appendix D, alpha = 1/2; Malladi et al. 2022 (arXiv 2205.10287)",
+    (
+        "McCandlish et al. 2018 (arXiv 1812.06162) appendix D, alpha = 1/2; "
+        "Malladi et al. 2022 (arXiv 2205.10287)"
+    ),
 )
 _SIGN = _half("medium", "arXiv 2602.03001 scales the learning rate by sqrt(B)")
 
@@ -165,7 +171,10 @@ OPTIMIZER_RULES: dict[OptimizerFamily, OptimizerRule] = {
     ),
     "lamb": _half(
         "low",
-        "You et al. 2020 (arXiv 1904.00962): square root, untuned, to 32k; Nado et al. 2021 (arXiv 2102.06356)",
+        (
+            "You et al. 2020 (arXiv 1904.00962): square root, untuned, to 32k; "
+            "Nado et al. 2021 (arXiv 2102.06356)"
+        ),
     ),
     "sign": _SIGN,
     "lion": _SIGN,
@@ -311,15 +320,14 @@ def ramp_steps(*, optimizer: OptimizerFamily, beta2: float | None) -> int:
     return 100
 
 
-DEFAULT_BETA2 = 0.999
-
-
 def learning_rates(*, learning_rate: float, change: BatchChange) -> dict[str, float]:
     """The learning rate by every rule."""
     return {name: learning_rate * rule(change) for name, rule in RULES.items()}
 
 
-def warmup_learning_rates(*, peak: float, start: float, examples: float, global_batch_size: float) -> Sequence[float]:
+def warmup_learning_rates(
+    *, peak: float, start: float, examples: float, global_batch_size: float
+) -> Sequence[float]:
     """A linear warmup that is stated in examples, as one LR per step of the given batch.
 
     A schedule in examples stays the same schedule when the batch changes; one in steps does not.

@@ -19,9 +19,7 @@ MAX_BLOCKS_PER_REPORT = 1000
 PositiveInt = Annotated[int, Field(ge=1, le=2**31 - 1)]
 PositiveFloat = Annotated[FiniteFloat, Field(gt=0)]
 LabelValue = Annotated[str, StringConstraints(max_length=256)]
-OptimizerFamily = Literal[
-    "sgd", "adam", "adamw", "lamb", "lars", "sign", "lion", "muon", "other"
-]
+OptimizerFamily = Literal["sgd", "adam", "adamw", "lamb", "lars", "sign", "lion", "muon", "other"]
 
 
 RunState = Literal["running", "stale", "ended"]
