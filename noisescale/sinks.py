@@ -77,6 +77,7 @@ class BackgroundSink:
         self._closed = False
         self._give_up = False
         self._hurries = 0
+        self._hurried = 0
         self._dropped_blocks = 0
         self._lost_reports = 0
         self._said: set[str] = set()
@@ -145,15 +146,22 @@ class BackgroundSink:
             )
         return delivered
 
-    def pause(self, seconds: float) -> bool:
+    def pause(self, seconds: float, *, may_hurry: bool = True) -> bool:
         """For `deliver`, between two tries: sleep, and answer whether to try again.
 
-        A flush ends the sleep early, so that a last try is made at once; after close() there is
-        no further try.
+        After close() there is no further try. A flush ends the sleep early, or skips it where it
+        came during the try before, so that one last try is made at once.
+
+        Args:
+            may_hurry: Whether a flush does so; not where the other side asked for the wait.
         """
+
+        def awake() -> bool:
+            return self._give_up or (may_hurry and self._hurries != self._hurried)
+
         with self._changed:
-            hurries = self._hurries
-            self._changed.wait_for(lambda: self._give_up or self._hurries != hurries, timeout=seconds)
+            self._changed.wait_for(awake, timeout=seconds)
+            self._hurried = self._hurries
             return not self._give_up
 
     def _idle(self) -> bool:
