@@ -141,8 +141,8 @@ def _reason(request: RecommendRequest, decision: Decision, answer: Recommendatio
             base = f" ({number(tuned.learning_rate)} at {number(tuned.global_batch_size)})" if tuned else ""
             return (
                 f"The rules carry the tuned base{base} to {number(low)} to {number(high)} at this batch, and "
-                f"the present rate is more than 2x outside. A wrong learning rate biases the noise scale itself, "
-                f"so this comes first, by at most 2x; then measure again."
+                f"the present rate is more than 2x outside. A wrong learning rate biases the noise scale "
+                f"itself, so this comes first, by at most 2x; then measure again."
             )
         case "below_noise_scale":
             return (
@@ -203,7 +203,8 @@ def _realisation(request: RecommendRequest, decision: Decision, answer: Recommen
 def _rate(request: RecommendRequest, decision: Decision, answer: Recommendation) -> str:
     if decision.action == "hold" or decision.learning_rate is None or decision.rate_held:
         return ""
-    ramped = f"Ramp the learning rate linearly over {number(answer.ramp_steps or 1)} steps, discard what was measured before"
+    steps = number(answer.ramp_steps or 1)
+    ramped = f"Ramp the learning rate linearly over {steps} steps, discard what was measured before"
     after = (
         ", and change again only if the loss at equal examples is within 0.01 of the extrapolated curve."
         if decision.action == "raise"
