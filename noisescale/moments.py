@@ -157,7 +157,7 @@ class StepVariance:
 def gaussian_step_variance(
     *, samples: int, global_batch_size: float, trace_sigma_sq: float, grad_sigma_grad: float
 ) -> StepVariance:
-    """How noisy one step is, for Gaussian gradients and K equal samples (SCIENCE of the docs).
+    """How noisy one step is, for Gaussian gradients and K equal samples (docs/science.md).
 
     Args:
         samples: K, at least 2.
