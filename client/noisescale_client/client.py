@@ -110,8 +110,10 @@ def parse(model: type[Model], values: Mapping[str, object]) -> Model:
             message = f"there is no {field}; known are {', '.join(sorted(_fields(model)))}"
         elif first["type"] == "missing":
             message = f"{field} is missing"
+        elif first["type"] == "value_error":
+            message = first["msg"].removeprefix("Value error, ")
         else:
-            message = f"{field}: {first['msg'].removeprefix('Value error, ')}, got {first['input']!r:.100}"
+            message = f"{field}: {first['msg']}, got {first['input']!r:.100}"
         raise InvalidInputError(message, field=field) from wrong
 
 

@@ -5,6 +5,7 @@ is read.
 """
 
 import os
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from importlib.metadata import version
@@ -159,4 +160,5 @@ class Transport:
         if isinstance(reason, ProtocolError):
             return "the connection was closed before the answer was complete"
         # urllib3 puts the repr of a connection, with its address in memory, before the reason.
-        return str(reason).rpartition(": ")[2] or type(reason).__name__
+        words = re.sub(r"\[Errno -?\d+\] ", "", str(reason).rpartition(": ")[2])
+        return words or type(reason).__name__
