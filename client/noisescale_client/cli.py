@@ -6,6 +6,7 @@ server, no such run), 2 one in what was asked.
 
 import sys
 from importlib.metadata import version
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -198,6 +199,44 @@ def what_if(
         values["planned_decay"] = _present(factor=planned_decay_factor, dataset_size=dataset_size)
     answer = advise(parse(RecommendRequest, values), assumed=assumed)
     _show(answer, recommendation_view(answer), as_json=as_json)
+
+
+@app.command(epilog="Examples:\n\n  noisescale demo\n\n  noisescale demo --steps 2000 --seed 1 --no-serve")
+def demo(
+    steps: Annotated[int, typer.Option("--steps", min=1, help="Optimizer steps to train for.")] = 6000,
+    local_batch_size: Annotated[
+        int, typer.Option("--local-batch-size", min=1, max=700, help="Per rank; there are two.")
+    ] = 16,
+    learning_rate: Annotated[float, typer.Option("--learning-rate")] = 0.05,
+    seed: Annotated[int, typer.Option("--seed")] = 0,
+    output: Annotated[
+        Path, typer.Option("--output", help="Folder for the database, the logs and the picture.")
+    ] = Path("demo-output"),
+    port: Annotated[
+        int | None, typer.Option("--port", min=1, max=65535, help="Of the server.", show_default="a free one")
+    ] = None,
+    serve: Annotated[
+        bool | None,
+        typer.Option("--serve/--no-serve", help="Keep serving at the end.", show_default="in a terminal"),
+    ] = None,
+) -> None:
+    """Train on real data for about a minute, and see the advice.
+
+    Two gloo ranks on scikit-learn's handwritten digits, with a server of their own.
+    """
+    # Here and not above: no other command starts processes.
+    from noisescale_client.demo import DemoSettings, run_demo
+
+    settings = DemoSettings(
+        steps=steps,
+        local_batch_size=local_batch_size,
+        learning_rate=learning_rate,
+        seed=seed,
+        output=output,
+        port=port,
+        serve=serve,
+    )
+    run_demo(settings, console=console_for())
 
 
 def _given(ctx: typer.Context, model: type[BaseModel]) -> dict[str, Any]:

@@ -154,7 +154,8 @@ def _summary(answer: Recommendation, *, unit: str) -> str:
     now, then = _short(answer.global_batch_size_now), _short(answer.global_batch_size)
     rates = ""
     if answer.learning_rate is not None and answer.learning_rate_now is not None:
-        rates = f", and the learning rate from {_short(answer.learning_rate_now)} to {_short(answer.learning_rate)}"
+        before, after = _short(answer.learning_rate_now), _short(answer.learning_rate)
+        rates = f", and the learning rate from {before} to {after}"
     if answer.action in ("raise", "lower"):
         return f"Advice: {answer.action} the batch from {now} to {then} {unit}{rates}"
     if answer.action == "lr_only":

@@ -72,9 +72,8 @@ class Child:
                 break
             try:
                 self._process.wait(timeout=patience_s)
-            except subprocess.TimeoutExpired:
-                continue
-        self._process.poll()
+            except (subprocess.TimeoutExpired, KeyboardInterrupt):
+                continue  # it does not end, or nobody wants to wait for it: the next signal does it
 
     def __enter__(self) -> Self:
         return self
