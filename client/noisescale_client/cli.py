@@ -28,13 +28,13 @@ SUPPOSED_MEASURED_STEPS = 1000
 
 
 class _Group(TyperGroup):
-    """Commands whose errors are one line on stderr."""
+    """Commands whose errors go to stderr in words: one line, and the log's end where a process failed."""
 
     def invoke(self, ctx: Any) -> Any:  # typer's versions differ in whose Context this is
         try:
             return super().invoke(ctx)
         except NoiseScaleError as error:
-            typer.echo(f"noisescale: {' '.join(str(error).split())}", err=True)
+            typer.echo(f"noisescale: {error}", err=True)
             raise typer.Exit(2 if isinstance(error, InvalidInputError) else 1) from error
 
 
