@@ -73,7 +73,8 @@ def runs(url: options.Url = DEFAULT_URL, token: options.Token = None, as_json: o
         found = client.runs()
     if not as_json and not found:
         console_for(stderr=True).print(
-            f"{url} knows no runs yet; start one with noisescale.attach(model, optimizer, report_to={url!r})"
+            f"{url} knows no runs yet; start one with noisescale.attach(model, optimizer, report_to={url!r})",
+            soft_wrap=True,
         )
         return
     _show(RunList(runs=found), runs_table(found), as_json=as_json)
@@ -203,7 +204,7 @@ def what_if(
 
 @app.command(epilog="Examples:\n\n  noisescale demo\n\n  noisescale demo --steps 2000 --seed 1 --no-serve")
 def demo(
-    steps: Annotated[int, typer.Option("--steps", min=1, help="Optimizer steps to train for.")] = 6000,
+    steps: Annotated[int, typer.Option("--steps", min=1, help="Optimizer steps to train for.")] = 8000,
     local_batch_size: Annotated[
         int, typer.Option("--local-batch-size", min=1, max=700, help="Per rank; there are two.")
     ] = 16,

@@ -52,7 +52,7 @@ class DemoSettings:
         serve: Keep serving at the end until Ctrl-C; None does so in a terminal only.
     """
 
-    steps: int = 6000
+    steps: int = 8000
     local_batch_size: int = 16
     learning_rate: float = 0.05
     seed: int = 0
@@ -108,7 +108,7 @@ def _server(settings: DemoSettings) -> Iterator[tuple[Child, str]]:
     database = settings.output.resolve() / "demo.db"
     for leftover in (database, *(database.with_name(database.name + end) for end in ("-wal", "-shm"))):
         leftover.unlink(missing_ok=True)
-    environment = clean_environment(NOISESCALE_DATABASE_URL=f"sqlite+aiosqlite:///{database}")
+    environment = clean_environment(NOISESCALE_DATABASE_URL=f"sqlite:///{database}")
     # A free port may be taken by another process before the server has it: then try another one.
     for attempts_left in reversed(range(PORT_TRIES if settings.port is None else 1)):
         port = settings.port if settings.port is not None else free_port()

@@ -22,8 +22,8 @@ from noisescale_client.transport import Answer, Transport, check_url
 _log = logging.getLogger(__name__)
 
 GZIP_FROM_BYTES = 1024
-MAX_SUMS_PER_REQUEST = 4000
-"""Entries of block sums in one combined request: keeps its body near 1 MB with many layer groups."""
+MAX_SUMS_PER_REQUEST = 2000
+"""Entries of block sums in one combined request: keeps its body under 1 MB with many layer groups."""
 
 MAX_TRIES_ON_ERROR = 10
 """Tries at a report that the server answers with 5xx each time; what makes it fail may be the report."""

@@ -32,7 +32,7 @@ def arguments(given: Sequence[str] | None = None) -> argparse.Namespace:
     """The command line."""
     parser = argparse.ArgumentParser(description="Train on handwritten digits, and measure the noise scale.")
     length = parser.add_mutually_exclusive_group()
-    length.add_argument("--steps", type=int, default=6000, help="optimizer steps (default: %(default)s)")
+    length.add_argument("--steps", type=int, default=8000, help="optimizer steps (default: %(default)s)")
     length.add_argument("--epochs", type=int, help="passes over the training images, instead of --steps")
     parser.add_argument("--local-batch-size", "--batch-size", type=int, default=16, help="per rank")
     parser.add_argument("--learning-rate", "--lr", type=float, default=0.05)
