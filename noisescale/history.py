@@ -44,21 +44,27 @@ def current_regime(blocks: Sequence[Block]) -> Regime:
     Args:
         blocks: The run's blocks in step order, as far back as they are at hand.
     """
-    start = 0
-    rising = False
-    for index in range(1, len(blocks)):
-        before, after = blocks[index - 1], blocks[index]
-        was_rising, rising = rising, _rises(before, after)
-        warmup_ended = was_rising and not rising and _rising_for(blocks, index - 1) >= 2
-        jumped = learning_rate_jumped(before.learning_rate, after.learning_rate)
-        if batch_changed(before, after) or jumped or warmup_ended:
-            start = index
+    start = regime_starts(blocks)[-1] if blocks else 0
     current = tuple(blocks[start:])
     return Regime(
         blocks=current,
         phase=phase_of([block.learning_rate for block in current]),
         learning_rate=current[-1].learning_rate if current else None,
     )
+
+
+def regime_starts(blocks: Sequence[Block]) -> list[int]:
+    """For every block, the index at which the regime that it belongs to starts."""
+    starts = [0] * len(blocks)
+    rising = False
+    for index in range(1, len(blocks)):
+        before, after = blocks[index - 1], blocks[index]
+        was_rising, rising = rising, _rises(before, after)
+        warmup_ended = was_rising and not rising and _rising_for(blocks, index - 1) >= 2
+        jumped = learning_rate_jumped(before.learning_rate, after.learning_rate)
+        new = batch_changed(before, after) or jumped or warmup_ended
+        starts[index] = index if new else starts[index - 1]
+    return starts
 
 
 def batch_changed(before: Block, after: Block) -> bool:

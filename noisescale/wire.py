@@ -5,9 +5,10 @@ A block's key is (run, attempt, first_step): sent twice, it is stored once. A la
 supersedes the steps it repeats. Unknown fields pass; a newer schema_version is refused.
 """
 
-from typing import Annotated, Literal
+from itertools import pairwise
+from typing import Annotated, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, FiniteFloat, StringConstraints
+from pydantic import BaseModel, ConfigDict, Field, FiniteFloat, StringConstraints, model_validator
 
 from noisescale.blocks import BatchUnit, Block, Count, Name
 from noisescale.errors import SchemaVersionError
@@ -98,6 +99,16 @@ class BlocksReport(BaseModel):
     blocks: Annotated[tuple[Block, ...], Field(max_length=MAX_BLOCKS_PER_REPORT)] = ()
     dropped_blocks: Count = 0
     ended: bool = False
+
+    @model_validator(mode="after")
+    def _in_step_order(self) -> Self:
+        for before, after in pairwise(self.blocks):
+            if after.first_step <= before.last_step:
+                raise ValueError(
+                    f"blocks run backwards: one that starts at step {after.first_step} follows one that "
+                    f"ends at step {before.last_step}; send them in step order, each step once"
+                )
+        return self
 
 
 class BlocksAccepted(BaseModel):

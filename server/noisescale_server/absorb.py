@@ -1,0 +1,326 @@
+"""Many reports into the database in one transaction, each block exactly once.
+
+A block that covers a step which its attempt has stored already is a duplicate, and is left out.
+A later attempt supersedes the blocks of earlier ones that reach into the steps it repeats; those
+stay in the table, marked, and count nowhere.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from sqlalchemy import and_, bindparam, func, insert, or_, select, update
+from sqlalchemy.dialects import postgresql, sqlite
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from noisescale.blocks import Block
+from noisescale.wire import BlocksAccepted, BlocksReport
+from noisescale_server.errors import TooManyRunsError
+from noisescale_server.schema import attempts, blocks, runs
+
+_LARGEST_TOTAL = 2**62
+_ROWS_PER_QUERY = 500
+
+
+@dataclass(frozen=True, slots=True)
+class Submission:
+    """One report as it came in, with the Unix time of its arrival."""
+
+    run: str
+    report: BlocksReport
+    received_at: float
+
+
+@dataclass(slots=True)
+class Absorbed:
+    """What became of one submission.
+
+    Attributes:
+        answer: For the sender; or the error that it is answered with, where it was refused.
+        run_id, version: Of the run afterwards.
+        appended: The blocks that now follow the run's earlier ones; None where its history was
+            changed in another way, so that what is remembered of it must be read again.
+    """
+
+    answer: BlocksAccepted | TooManyRunsError
+    run_id: int = 0
+    version: int = 0
+    appended: list[Block] | None = None
+
+
+@dataclass(slots=True)
+class _Attempt:
+    first_step: int | None
+    last_step: int | None
+    dropped_blocks: int
+    changed: bool = False
+
+
+@dataclass(slots=True)
+class _Run:
+    row: dict[str, Any]
+    attempts: dict[int, _Attempt] = field(default_factory=dict)
+    pending: list[dict[str, Any]] = field(default_factory=list)
+    supersede: list[tuple[int, int]] = field(default_factory=list)
+
+
+async def absorb(
+    connection: AsyncConnection, submissions: Sequence[Submission], *, max_runs: int
+) -> list[Absorbed]:
+    """Apply submissions in their order; the caller commits.
+
+    Args:
+        connection: In a transaction that writes.
+        max_runs: Runs that the database may hold.
+    """
+    found = await _load(connection, submissions, max_runs=max_runs)
+    results: list[Absorbed] = []
+    for submission in submissions:
+        run = found.get(submission.run)
+        if run is None:
+            results.append(Absorbed(TooManyRunsError(most=max_runs)))
+        else:
+            results.append(await _apply(connection, run, submission))
+    await _write(connection, list(found.values()))
+    return results
+
+
+async def _load(
+    connection: AsyncConnection, submissions: Sequence[Submission], *, max_runs: int
+) -> dict[str, _Run]:
+    """The runs that are reported on, made where they are new, locked against other writers."""
+    names = sorted({submission.run for submission in submissions})
+    found = await _select_runs(connection, names)
+    new = [name for name in names if name not in found]
+    if new:
+        count = (await connection.execute(select(func.count()).select_from(runs))).scalar_one()
+        new = new[: max(0, max_runs - count)]
+    if new:
+        first = {submission.run: submission for submission in reversed(submissions)}
+        await connection.execute(
+            _upsert(connection, runs).on_conflict_do_nothing(index_elements=["name"]),
+            [_new_run(first[name]) for name in new],
+        )
+        found |= await _select_runs(connection, new)
+    by_id = {run.row["id"]: run for run in found.values()}
+    for ids in _chunks(list(by_id)):
+        for row in await connection.execute(select(attempts).where(attempts.c.run_id.in_(ids))):
+            by_id[row.run_id].attempts[row.attempt] = _Attempt(
+                row.first_step, row.last_step, row.dropped_blocks
+            )
+    return found
+
+
+async def _select_runs(connection: AsyncConnection, names: Sequence[str]) -> dict[str, _Run]:
+    found: dict[str, _Run] = {}
+    for chunk in _chunks(names):
+        # In one order everywhere, so that two writers on PostgreSQL never wait for each other's rows.
+        query = select(runs).where(runs.c.name.in_(chunk)).order_by(runs.c.name).with_for_update()
+        for row in (await connection.execute(query)).mappings():
+            found[row["name"]] = _Run(row=dict(row))
+    return found
+
+
+def _new_run(submission: Submission) -> dict[str, Any]:
+    return {
+        "name": submission.run,
+        "info": submission.report.run.model_dump_json(exclude_none=True),
+        "created_at": submission.received_at,
+        "last_report_at": submission.received_at,
+        "ended": False,
+        "attempt": submission.report.attempt,
+        "version": 0,
+        "last_step": None,
+        "steps": 0,
+        "measured_steps": 0,
+        "skipped_steps": 0,
+        "examples": 0,
+    }
+
+
+async def _apply(connection: AsyncConnection, run: _Run, submission: Submission) -> Absorbed:
+    report, row = submission.report, run.row
+    attempt = run.attempts.setdefault(report.attempt, _Attempt(None, None, 0, changed=True))
+    fresh = await _fresh(connection, run, attempt, report)
+    # Steps from here on were repeated by a later attempt than this report's:
+    repeated_from = min(
+        (
+            other.first_step
+            for number, other in run.attempts.items()
+            if number > report.attempt and other.first_step is not None
+        ),
+        default=None,
+    )
+    was_last_step = row["last_step"]
+    appended: list[Block] | None = []
+    for block in fresh:
+        superseded = repeated_from is not None and block.last_step >= repeated_from
+        run.pending.append(_block_row(row["id"], report.attempt, block, superseded=superseded))
+        if not superseded:
+            _count(row, block)
+            if appended is not None:
+                appended.append(block)
+    if fresh:
+        first, last = fresh[0].first_step, max(block.last_step for block in fresh)
+        if attempt.first_step is None or first < attempt.first_step:
+            attempt.first_step = first
+            if any(
+                number < report.attempt and other.last_step is not None and other.last_step >= first
+                for number, other in run.attempts.items()
+            ):
+                run.supersede.append((report.attempt, first))
+                appended = None
+        attempt.last_step = last if attempt.last_step is None else max(attempt.last_step, last)
+        attempt.changed = True
+        if was_last_step is not None and first <= was_last_step:
+            appended = None  # not at the end of what was known
+    if report.dropped_blocks > attempt.dropped_blocks:
+        attempt.dropped_blocks = report.dropped_blocks
+        attempt.changed = True
+    if report.attempt >= row["attempt"]:
+        row["attempt"] = report.attempt
+        row["ended"] = report.ended
+        row["info"] = report.run.model_dump_json(exclude_none=True)
+    row["last_report_at"] = max(row["last_report_at"], submission.received_at)
+    row["version"] += 1
+    return Absorbed(
+        answer=BlocksAccepted(
+            accepted=len(fresh),
+            duplicates=len(report.blocks) - len(fresh),
+            last_step=row["last_step"] if row["last_step"] is not None else attempt.last_step,
+        ),
+        run_id=row["id"],
+        version=row["version"],
+        appended=appended,
+    )
+
+
+async def _fresh(
+    connection: AsyncConnection, run: _Run, attempt: _Attempt, report: BlocksReport
+) -> list[Block]:
+    """The report's blocks that cover no step which this attempt has stored; in step order."""
+    known_until = attempt.last_step
+    if known_until is None or not report.blocks or report.blocks[0].first_step > known_until:
+        return list(report.blocks)
+    first, last = report.blocks[0].first_step, report.blocks[-1].last_step
+    stored = [
+        (row["first_step"], row["last_step"]) for row in run.pending if row["attempt"] == report.attempt
+    ]
+    query = select(blocks.c.first_step, blocks.c.last_step).where(
+        blocks.c.run_id == run.row["id"],
+        blocks.c.attempt == report.attempt,
+        blocks.c.first_step <= last,
+        blocks.c.last_step >= first,
+    )
+    stored += [(row.first_step, row.last_step) for row in await connection.execute(query)]
+    return [
+        block
+        for block in report.blocks
+        if not any(low <= block.last_step and block.first_step <= high for low, high in stored)
+    ]
+
+
+def _block_row(run_id: int, attempt: int, block: Block, *, superseded: bool) -> dict[str, Any]:
+    return {
+        "run_id": run_id,
+        "attempt": attempt,
+        "first_step": block.first_step,
+        "last_step": block.last_step,
+        "measured_steps": block.measured_steps,
+        "skipped_steps": block.skipped_steps,
+        "examples": block.examples,
+        "superseded": superseded,
+        "body": block.model_dump_json(exclude_none=True),
+    }
+
+
+def _count(row: dict[str, Any], block: Block) -> None:
+    row["last_step"] = max(block.last_step, -1 if row["last_step"] is None else row["last_step"])
+    for name, more in (
+        ("steps", block.last_step - block.first_step + 1),
+        ("measured_steps", block.measured_steps),
+        ("skipped_steps", block.skipped_steps),
+        ("examples", block.examples),
+    ):
+        row[name] = min(_LARGEST_TOTAL, row[name] + more)
+
+
+async def _write(connection: AsyncConnection, changed: Sequence[_Run]) -> None:
+    pending = [row for run in changed for row in run.pending]
+    if pending:
+        await connection.execute(insert(blocks), pending)
+    rows = [
+        {
+            "run_id": run.row["id"],
+            "attempt": number,
+            "first_step": attempt.first_step,
+            "last_step": attempt.last_step,
+            "dropped_blocks": attempt.dropped_blocks,
+        }
+        for run in changed
+        for number, attempt in run.attempts.items()
+        if attempt.changed
+    ]
+    if rows:
+        statement = _upsert(connection, attempts)
+        await connection.execute(
+            statement.on_conflict_do_update(
+                index_elements=["run_id", "attempt"],
+                set_={
+                    name: statement.excluded[name] for name in ("first_step", "last_step", "dropped_blocks")
+                },
+            ),
+            rows,
+        )
+    for run in changed:
+        if run.supersede:
+            await _supersede(connection, run)
+    if changed:
+        columns = [c.name for c in runs.c if c.name not in ("id", "name", "created_at")]
+        await connection.execute(
+            update(runs)
+            .where(runs.c.id == bindparam("b_id"))
+            .values({name: bindparam(f"b_{name}") for name in columns}),
+            [{f"b_{name}": run.row[name] for name in ("id", *columns)} for run in changed],
+        )
+
+
+async def _supersede(connection: AsyncConnection, run: _Run) -> None:
+    """Mark what later attempts repeat, and count the run anew."""
+    await connection.execute(
+        update(blocks)
+        .where(
+            blocks.c.run_id == run.row["id"],
+            or_(
+                *(
+                    and_(blocks.c.attempt < attempt, blocks.c.last_step >= first)
+                    for attempt, first in run.supersede
+                )
+            ),
+        )
+        .values(superseded=True)
+    )
+    counted = (
+        await connection.execute(
+            select(
+                func.max(blocks.c.last_step),
+                func.coalesce(func.sum(blocks.c.last_step - blocks.c.first_step + 1), 0),
+                func.coalesce(func.sum(blocks.c.measured_steps), 0),
+                func.coalesce(func.sum(blocks.c.skipped_steps), 0),
+                func.coalesce(func.sum(blocks.c.examples), 0),
+            ).where(blocks.c.run_id == run.row["id"], blocks.c.superseded.is_(False))
+        )
+    ).one()
+    names = ("last_step", "steps", "measured_steps", "skipped_steps", "examples")
+    for name, value in zip(names, counted, strict=True):
+        run.row[name] = None if value is None else min(_LARGEST_TOTAL, int(value))
+
+
+def _upsert(connection: AsyncConnection, table: Any) -> Any:
+    """An INSERT that knows ON CONFLICT, in this database's dialect."""
+    dialect = sqlite if connection.dialect.name == "sqlite" else postgresql
+    return dialect.insert(table)
+
+
+def _chunks(items: Sequence[Any]) -> list[Sequence[Any]]:
+    return [items[i : i + _ROWS_PER_QUERY] for i in range(0, len(items), _ROWS_PER_QUERY)]

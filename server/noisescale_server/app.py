@@ -1,0 +1,79 @@
+"""`create_app`: one application from one set of settings. Importing this starts nothing."""
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from importlib.metadata import version
+from typing import Any
+
+from fastapi import Depends, FastAPI
+from fastapi.openapi.utils import get_openapi
+
+from noisescale.wire import BlocksReport
+from noisescale_server.api_errors import add_error_handlers
+from noisescale_server.observe import Observe
+from noisescale_server.routes import advice, health, ingest, metrics, runs, web
+from noisescale_server.services import build_services
+from noisescale_server.settings import Settings
+
+_DESCRIPTION = (
+    "Keeps the gradient noise scales that training jobs report, shows them to Prometheus, and advises "
+    "on batch size and learning rate, with reasons and an interval."
+)
+
+
+def create_app(settings: Settings | None = None) -> FastAPI:
+    """The server as an ASGI application.
+
+    Args:
+        settings: Read from the environment if left out.
+    """
+    settings = settings or Settings()
+    services = build_services(settings)
+
+    @asynccontextmanager
+    async def lifespan(_: FastAPI) -> AsyncIterator[None]:
+        await services.database.prepare()
+        services.commits.start()
+        try:
+            yield
+        finally:
+            await services.commits.close()
+            await services.database.close()
+
+    app = FastAPI(
+        title="noisescale",
+        description=_DESCRIPTION,
+        version=version("noisescale"),
+        license_info={"name": "Apache-2.0", "identifier": "Apache-2.0"},
+        lifespan=lifespan,
+    )
+    app.state.services = services
+    add_error_handlers(app)
+    app.include_router(ingest.router)
+    app.include_router(runs.router)
+    app.include_router(advice.router, dependencies=[Depends(advice.check_query_names)])
+    app.include_router(metrics.router)
+    app.include_router(health.router)
+    app.include_router(web.router)
+    app.add_middleware(Observe, metrics=services.metrics)
+    app.openapi = lambda: _openapi(app)  # type: ignore[method-assign]  # FastAPI's documented way to extend it
+    return app
+
+
+def _openapi(app: FastAPI) -> dict[str, Any]:
+    """FastAPI's document, with the report's schema, which the ingest endpoint reads by itself."""
+    if app.openapi_schema is None:
+        document = get_openapi(
+            title=app.title,
+            version=app.version,
+            description=app.description,
+            license_info=app.license_info,
+            routes=app.routes,
+        )
+        schema = BlocksReport.model_json_schema(ref_template="#/components/schemas/{model}")
+        components = document.setdefault("components", {}).setdefault("schemas", {})
+        for name, definition in schema.pop("$defs", {}).items():
+            components.setdefault(name, definition)
+        components["BlocksReport"] = schema
+        app.openapi_schema = document
+    return app.openapi_schema

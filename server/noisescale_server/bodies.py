@@ -1,0 +1,58 @@
+"""Request bodies, read up to a limit, gzip undone."""
+
+import zlib
+
+from starlette.requests import Request
+
+from noisescale_server.api_errors import ApiError
+
+_GZIP_WINDOW = 16 + zlib.MAX_WBITS
+
+
+async def read_body(request: Request, *, max_bytes: int) -> bytes:
+    """The whole body, as it was before compression.
+
+    Raises:
+        ApiError: 413 over `max_bytes`, before or after decompression; 415 an encoding that is not
+            gzip; 400 gzip that is broken.
+    """
+    encoding = request.headers.get("content-encoding", "identity").strip().lower()
+    if encoding not in ("identity", "gzip"):
+        raise ApiError(
+            415,
+            "unsupported_encoding",
+            "Content-Encoding must be gzip, or left out",
+            fields=["Content-Encoding"],
+        )
+    declared = request.headers.get("content-length", "")
+    if declared.isdigit() and int(declared) > max_bytes:
+        raise _too_large(max_bytes)
+    unpack = zlib.decompressobj(_GZIP_WINDOW) if encoding == "gzip" else None
+    body = bytearray()
+    received = 0
+    try:
+        async for chunk in request.stream():
+            received += len(chunk)
+            if received > max_bytes:
+                raise _too_large(max_bytes)
+            # One byte more than may be is enough to know; the rest is never unpacked.
+            body += unpack.decompress(chunk, max_bytes + 1 - len(body)) if unpack else chunk
+            if len(body) > max_bytes:
+                raise _too_large(max_bytes)
+    except zlib.error:
+        raise _broken() from None
+    if unpack is not None and not unpack.eof:
+        raise _broken()
+    return bytes(body)
+
+
+def _too_large(max_bytes: int) -> ApiError:
+    return ApiError(
+        413,
+        "body_too_large",
+        f"the body may have at most {max_bytes} bytes, also after decompression; send fewer blocks at a time",
+    )
+
+
+def _broken() -> ApiError:
+    return ApiError(400, "broken_gzip", "Content-Encoding says gzip, but the body is not a whole gzip stream")

@@ -1,0 +1,132 @@
+"""The `noisescale-server` command: serve and migrate. Everything else is a setting."""
+
+import asyncio
+import ipaddress
+import sys
+from importlib.metadata import version
+from typing import Annotated
+
+import typer
+import uvicorn
+from pydantic import ValidationError
+from sqlalchemy.exc import SQLAlchemyError
+
+from noisescale.errors import NoiseScaleError
+from noisescale_server.app import create_app
+from noisescale_server.auth import Tokens
+from noisescale_server.database import Database
+from noisescale_server.errors import StartError
+from noisescale_server.logs import configure_logs
+from noisescale_server.settings import Settings
+
+app = typer.Typer(
+    name="noisescale-server",
+    help="Keep the noise scales of training runs, show them to Prometheus, and advise.\n\n"
+    "Everything but host and port is set by environment variables NOISESCALE_<SETTING>.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+
+def _say_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"noisescale-server {version('noisescale')}")
+        raise typer.Exit
+
+
+@app.callback()
+def _root(
+    _version: Annotated[
+        bool,
+        typer.Option("--version", callback=_say_version, is_eager=True, help="Print the version and exit."),
+    ] = False,
+) -> None:
+    """Set up what all commands share; there is nothing but the version to print."""
+
+
+@app.command(
+    epilog="Examples:\n\n  noisescale-server serve\n\n"
+    "  NOISESCALE_WRITE_TOKENS=secret noisescale-server serve --host 0.0.0.0 --port 8000"
+)
+def serve(
+    host: Annotated[str, typer.Option(help="Address to listen at.")] = "127.0.0.1",
+    port: Annotated[
+        int, typer.Option(min=0, max=65535, help="Port to listen at; 0 takes a free one.")
+    ] = 8000,
+    insecure: Annotated[
+        bool, typer.Option("--insecure", help="Listen beyond this machine without any token.")
+    ] = False,
+) -> None:
+    """Run the server until it is told to stop."""
+    settings = _settings()
+    if not (is_loopback(host) or Tokens(settings).required_for_writing or insecure):
+        raise StartError(
+            f"{host} can be reached from other machines, and no write token is set, so anyone there could "
+            f"report; set NOISESCALE_WRITE_TOKENS (and NOISESCALE_READ_TOKENS), or say --insecure"
+        )
+    configure_logs(settings)
+    server = uvicorn.Server(
+        uvicorn.Config(
+            create_app(settings),
+            host=host,
+            port=port,
+            log_config=None,
+            access_log=False,
+            server_header=False,
+            timeout_graceful_shutdown=round(settings.shutdown_s) or None,
+        )
+    )
+    server.run()
+    if not server.started:
+        raise typer.Exit(1)
+
+
+@app.command(epilog="Example:\n\n  NOISESCALE_DATABASE_URL=postgresql://... noisescale-server migrate")
+def migrate() -> None:
+    """Bring the database's tables to this version. SQLite needs it not: serve does it."""
+    settings = _settings()
+
+    async def run() -> None:
+        database = Database(settings)
+        try:
+            await database.migrate()
+        finally:
+            await database.close()
+
+    try:
+        asyncio.run(run())
+    except (SQLAlchemyError, OSError) as error:
+        reason = getattr(error, "orig", None) or error
+        raise StartError(
+            f"the database cannot be reached or changed: {type(reason).__name__}: {reason}"
+        ) from error
+    typer.echo("the database is at this version's schema")
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only this machine can reach an address."""
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+def _settings() -> Settings:
+    try:
+        return Settings()
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_input=False)[0]
+        name = "_".join(str(part) for part in first["loc"] if isinstance(part, str))
+        message = first["msg"].removeprefix("Value error, ")
+        raise StartError(f"NOISESCALE_{name.upper()}: {message}" if name else message) from error
+
+
+def main() -> None:
+    """Run the command; an error is one line on stderr."""
+    try:
+        app(prog_name="noisescale-server", standalone_mode=True)
+    except NoiseScaleError as error:
+        typer.echo(f"noisescale-server: {error}", err=True)
+        sys.exit(1)

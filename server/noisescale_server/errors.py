@@ -1,0 +1,78 @@
+"""The server's own errors.
+
+    NoiseScaleError
+    ├── UnknownRunError          no run of that name; knows the nearest ones
+    ├── TooManyRunsError         the database may hold no further run
+    ├── QueueFullError           more reports are waiting than may
+    ├── StoreUnavailableError    the database did not take or give what it was asked to
+    ├── MigrationNeededError     the database's tables are another version's
+    └── StartError               these settings do not go together
+
+What each is in HTTP is said in noisescale_server.api.errors.
+"""
+
+import difflib
+from collections.abc import Sequence
+
+from noisescale.errors import NoiseScaleError
+
+
+class UnknownRunError(NoiseScaleError):
+    """No run of that name.
+
+    Attributes:
+        nearest: Known runs with the most similar names, at most 5.
+    """
+
+    def __init__(self, run: str, *, known: Sequence[str]) -> None:
+        self.run = run
+        self.nearest = difflib.get_close_matches(run, known, n=5, cutoff=0.4)
+        hint = f"the nearest known: {', '.join(self.nearest)}" if self.nearest else "GET /v1/runs lists all"
+        super().__init__(f"there is no run {run[:128]!r}; {hint}")
+
+
+class TooManyRunsError(NoiseScaleError):
+    """The database may hold no further run.
+
+    Attributes:
+        most: How many it may.
+    """
+
+    def __init__(self, *, most: int) -> None:
+        super().__init__(
+            f"this server keeps at most {most} runs and has them; report to a known run, remove old ones, "
+            f"or raise NOISESCALE_MAX_RUNS"
+        )
+        self.most = most
+
+
+class QueueFullError(NoiseScaleError):
+    """More reports are waiting to be committed than may; the same report may be sent again later."""
+
+    def __init__(self, *, waiting: int) -> None:
+        super().__init__(
+            f"{waiting} reports are waiting to be stored already; send this one again in a second"
+        )
+
+
+class StoreUnavailableError(NoiseScaleError):
+    """The database did not take or give what it was asked to; nothing of it is stored."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            "the database does not answer now; nothing was stored, send it again in a few seconds"
+        )
+
+
+class MigrationNeededError(NoiseScaleError):
+    """The database's tables are another version's."""
+
+    def __init__(self, *, found: str | None, expected: str | None) -> None:
+        super().__init__(
+            f"the database is at schema {found or 'none'} and this version needs {expected}; "
+            f"run `noisescale-server migrate` once, then start again"
+        )
+
+
+class StartError(NoiseScaleError):
+    """These settings do not go together."""

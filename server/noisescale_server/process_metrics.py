@@ -1,0 +1,76 @@
+"""The server's own health, per process, at /metrics/process."""
+
+from importlib.metadata import version
+
+from prometheus_client import (
+    GC_COLLECTOR,
+    CollectorRegistry,
+    Counter,
+    Gauge,
+    Histogram,
+    Info,
+    PlatformCollector,
+    ProcessCollector,
+)
+
+_LATENCIES = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10)
+_SIZES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
+
+
+class ProcessMetrics:
+    """Counters of one server process, in a registry of its own."""
+
+    def __init__(self) -> None:
+        self.registry = CollectorRegistry()
+        ProcessCollector(registry=self.registry)
+        PlatformCollector(registry=self.registry)
+        self.registry.register(GC_COLLECTOR)
+        self.requests = Counter(
+            "noisescale_server_requests",
+            "Requests answered.",
+            ["method", "route", "status"],
+            registry=self.registry,
+        )
+        self.request_seconds = Histogram(
+            "noisescale_server_request_seconds",
+            "Time from a request's start to its answer's end.",
+            ["route"],
+            buckets=_LATENCIES,
+            registry=self.registry,
+        )
+        self.queue_depth = Gauge(
+            "noisescale_server_ingest_queue_depth",
+            "Reports that wait for a commit.",
+            registry=self.registry,
+        )
+        self.commit_seconds = Histogram(
+            "noisescale_server_commit_seconds",
+            "Time of one transaction that stores reports.",
+            buckets=_LATENCIES,
+            registry=self.registry,
+        )
+        self.commit_reports = Histogram(
+            "noisescale_server_commit_reports",
+            "Reports that one transaction stored.",
+            buckets=_SIZES,
+            registry=self.registry,
+        )
+        self.failed_commits = Counter(
+            "noisescale_server_failed_commits",
+            "Transactions that the database refused; their senders were told to try again.",
+            registry=self.registry,
+        )
+        self.blocks = Counter(
+            "noisescale_server_blocks",
+            "Blocks received, stored or left out as duplicates.",
+            ["result"],
+            registry=self.registry,
+        )
+        self.bad_runs = Counter(
+            "noisescale_server_bad_runs",
+            "Times a run was left out of an answer because its data could not be evaluated.",
+            registry=self.registry,
+        )
+        Info("noisescale_server_build", "Version of this server.", registry=self.registry).info(
+            {"version": version("noisescale")}
+        )

@@ -1,0 +1,123 @@
+"""`POST /v1/runs/{run}/blocks`: what jobs send."""
+
+import re
+from typing import Any
+
+from fastapi import APIRouter, Request, Response
+from pydantic import ValidationError
+
+from noisescale.errors import SchemaVersionError
+from noisescale.wire import SCHEMA_VERSION, BlocksAccepted, BlocksReport, ErrorBody
+from noisescale_server.api_errors import ApiError
+from noisescale_server.bodies import read_body
+from noisescale_server.services import Writer
+
+router = APIRouter(tags=["reports"])
+
+_NAME = re.compile(r"[A-Za-z0-9._-]{1,128}")
+
+EXAMPLE_REPORT: dict[str, Any] = {
+    "schema_version": SCHEMA_VERSION,
+    "attempt": 1764547200000,
+    "seq": 0,
+    "run": {"optimizer": "sgd", "dp_world_size": 8, "micro_batch_size": 32, "accumulation_steps": 1},
+    "blocks": [
+        {
+            "first_step": 0,
+            "last_step": 9,
+            "measured_steps": 10,
+            "examples": 2560,
+            "learning_rate": 0.1,
+            "global_batch_size": 256,
+            "batch_unit": "examples",
+            "sums": [
+                {
+                    "group": "total",
+                    "geometry": "euclidean",
+                    "trace_covariance": 41.2,
+                    "true_grad_sq_norm": 0.11,
+                    "trace_covariance_sq": 171.5,
+                    "true_grad_sq_norm_sq": 0.0031,
+                    "product": 0.45,
+                }
+            ],
+        }
+    ],
+}
+
+_REFUSALS: dict[int | str, dict[str, Any]] = {
+    status: {"model": ErrorBody, "description": text}
+    for status, text in {
+        400: "The body is not JSON or not gzip",
+        401: "A write token is needed",
+        413: "The body is too large",
+        415: "The body's encoding is not gzip",
+        422: "A value that cannot be; nothing is stored",
+        429: "The server may hold no further run",
+        503: "Busy, or the database does not answer; send it again after Retry-After seconds",
+    }.items()
+}
+
+
+@router.post(
+    "/v1/runs/{run}/blocks",
+    response_model=BlocksAccepted,
+    responses=_REFUSALS,
+    openapi_extra={
+        "requestBody": {
+            "required": True,
+            "content": {
+                "application/json": {
+                    "schema": {"$ref": "#/components/schemas/BlocksReport"},
+                    "example": EXAMPLE_REPORT,
+                }
+            },
+        }
+    },
+)
+async def post_blocks(run: str, request: Request, services: Writer) -> Response:
+    """Take in one report of a run; answered after the commit that holds it.
+
+    A block that was stored already is counted as a duplicate and left as it is, so a report that
+    was not clearly answered may be sent again. The body may be gzipped.
+    """
+    if not _NAME.fullmatch(run):
+        raise ApiError(
+            422,
+            "invalid_input",
+            "run: a run's name is 1 to 128 letters, digits, dots, underscores and hyphens",
+            fields=["run"],
+        )
+    body = await read_body(request, max_bytes=services.settings.max_body_bytes)
+    report = parse_report(body)
+    most = services.settings.max_groups
+    if any(len(block.sums) > most for block in report.blocks):
+        raise ApiError(
+            422,
+            "too_many_groups",
+            f"sums: a block may report at most {most} layer groups times geometries; group more coarsely",
+            fields=["blocks"],
+        )
+    accepted = await services.commits.submit(run, report)
+    return Response(accepted.model_dump_json(), media_type="application/json")
+
+
+def parse_report(body: bytes) -> BlocksReport:
+    """The report that a body holds.
+
+    Raises:
+        ApiError: 400: it is not JSON.
+        SchemaVersionError: It is of a newer version.
+        ValidationError: It holds a value that cannot be.
+    """
+    try:
+        return BlocksReport.model_validate_json(body)
+    except ValidationError as error:
+        problems = error.errors(include_url=False, include_context=False)
+        for problem in problems:
+            if problem["type"] == "json_invalid":
+                raise ApiError(400, "not_json", f"the body is not JSON: {problem['msg']}"[:300]) from None
+            if problem["loc"] == ("schema_version",) and problem["type"] == "less_than_equal":
+                given = problem["input"]
+                raise SchemaVersionError(given=min(int(given), 2**53), supported=SCHEMA_VERSION) from None
+        raise

@@ -1,0 +1,67 @@
+"""The tables. Migrations under migrations/versions make them; a test holds the two together."""
+
+from sqlalchemy import (
+    BigInteger,
+    Boolean,
+    Column,
+    Double,
+    ForeignKey,
+    Index,
+    Integer,
+    MetaData,
+    String,
+    Table,
+    Text,
+)
+
+metadata = MetaData()
+
+_Id = BigInteger().with_variant(Integer, "sqlite")  # SQLite numbers only INTEGER keys by itself
+
+runs = Table(
+    "runs",
+    metadata,
+    Column("id", _Id, primary_key=True, autoincrement=True),
+    Column("name", String(128), nullable=False, unique=True),
+    Column("info", Text, nullable=False),
+    Column("created_at", Double, nullable=False),
+    Column("last_report_at", Double, nullable=False),
+    Column("ended", Boolean, nullable=False),
+    # The newest attempt; older ones' late reports do not change info or ended.
+    Column("attempt", BigInteger, nullable=False),
+    # Goes up with every change of blocks or info, so that caches know themselves stale.
+    Column("version", BigInteger, nullable=False),
+    # Over the blocks that no later attempt has superseded:
+    Column("last_step", BigInteger, nullable=True),
+    Column("steps", BigInteger, nullable=False),
+    Column("measured_steps", BigInteger, nullable=False),
+    Column("skipped_steps", BigInteger, nullable=False),
+    Column("examples", BigInteger, nullable=False),
+)
+Index("runs_last_report_at", runs.c.last_report_at)
+
+attempts = Table(
+    "attempts",
+    metadata,
+    Column("run_id", _Id, ForeignKey("runs.id", ondelete="CASCADE"), primary_key=True),
+    Column("attempt", BigInteger, primary_key=True, autoincrement=False),
+    Column("first_step", BigInteger, nullable=True),
+    Column("last_step", BigInteger, nullable=True),
+    Column("dropped_blocks", BigInteger, nullable=False),
+)
+
+blocks = Table(
+    "blocks",
+    metadata,
+    Column("run_id", _Id, ForeignKey("runs.id", ondelete="CASCADE"), primary_key=True),
+    # In step order within a run, so that the tail of a run is one range of the index.
+    Column("first_step", BigInteger, primary_key=True, autoincrement=False),
+    Column("attempt", BigInteger, primary_key=True, autoincrement=False),
+    Column("last_step", BigInteger, nullable=False),
+    Column("measured_steps", BigInteger, nullable=False),
+    Column("skipped_steps", BigInteger, nullable=False),
+    Column("examples", BigInteger, nullable=False),
+    Column("superseded", Boolean, nullable=False),
+    Column("body", Text, nullable=False),  # the block as noisescale.blocks.Block writes it
+    sqlite_with_rowid=False,
+)
