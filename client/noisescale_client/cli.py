@@ -66,12 +66,21 @@ def _root(
     """Set up what all commands share; there is nothing but the version to print."""
 
 
-@app.command(epilog="Examples:\n\n  noisescale runs\n\n  noisescale runs --url http://trainer:8000 --json")
-def runs(url: options.Url = DEFAULT_URL, token: options.Token = None, as_json: options.Json = False) -> None:
-    """List the runs that a server knows."""
+@app.command(
+    epilog="Examples:\n\n  noisescale runs --contains resnet\n\n"
+    "  noisescale runs --url http://trainer:8000 --json"
+)
+def runs(
+    contains: Annotated[str | None, typer.Option("--contains", help="Part of the name.")] = None,
+    limit: Annotated[int, typer.Option("--limit", min=1, max=1000, help="At most so many.")] = 100,
+    url: options.Url = DEFAULT_URL,
+    token: options.Token = None,
+    as_json: options.Json = False,
+) -> None:
+    """List the runs that a server knows, the one that reported last first."""
     with NoiseScaleClient(url, token) as client:
-        found = client.runs()
-    if not as_json and not found:
+        found = client.runs(name_contains=contains, limit=limit)
+    if not as_json and not found and contains is None:
         console_for(stderr=True).print(
             f"{url} knows no runs yet; start one with noisescale.attach(model, optimizer, report_to={url!r})",
             soft_wrap=True,

@@ -38,18 +38,45 @@ class NoiseScaleClient:
             self.url, token=token, connect_timeout_s=timeout_s, read_timeout_s=timeout_s
         )
 
-    def runs(self) -> list[RunSummary]:
-        """Every run that the server knows, the one that reported last first."""
-        return self._get(RunList, "/v1/runs").runs
+    def runs(self, *, name_contains: str | None = None, limit: int = 100) -> list[RunSummary]:
+        """The runs that the server knows, the one that reported last first.
+
+        Args:
+            name_contains: Only runs with this in their name.
+            limit: At most so many; the server allows 1000.
+        """
+        return self._get(RunList, "/v1/runs", {"name_contains": name_contains, "limit": limit}).runs
 
     def run(self, name: str) -> RunDetail:
         """All that is known of one run."""
         return self._get(RunDetail, f"/v1/runs/{quote(name, safe='')}")
 
-    def series(self, name: str, *, group: str = TOTAL, geometry: Geometry = "euclidean") -> Series:
-        """The noise scale of one run as it stood at each step."""
-        path = f"/v1/runs/{quote(name, safe='')}/series"
-        return self._get(Series, path, {"group": group, "geometry": geometry})
+    def series(
+        self,
+        name: str,
+        *,
+        group: str = TOTAL,
+        geometry: Geometry = "euclidean",
+        from_step: int | None = None,
+        to_step: int | None = None,
+        max_points: int = 300,
+    ) -> Series:
+        """The noise scale of one run as it stood at each block's end.
+
+        Args:
+            name: Of the run.
+            group, geometry: Which noise scale.
+            from_step, to_step: Only what ends in between.
+            max_points: At most so many, evenly chosen.
+        """
+        query = {
+            "group": group,
+            "geometry": geometry,
+            "from_step": from_step,
+            "to_step": to_step,
+            "max_points": max_points,
+        }
+        return self._get(Series, f"/v1/runs/{quote(name, safe='')}/series", query)
 
     def recommend(self, run: str, **what_if: Any) -> Recommendation:
         """Advice for a run, from what it reported.
@@ -88,9 +115,14 @@ class NoiseScaleClient:
         self.close()
 
     def _get(self, model: type[Model], path: str, query: Mapping[str, object] | None = None) -> Model:
-        if query:
-            values = {key: str(v).lower() if isinstance(v, bool) else v for key, v in query.items()}
-            path = f"{path}?{urlencode(values)}"
+        given = {key: value for key, value in (query or {}).items() if value is not None}
+        if given:
+            path += "?" + urlencode(
+                {
+                    key: str(value).lower() if isinstance(value, bool) else value
+                    for key, value in given.items()
+                }
+            )
         answer = self._transport.exchange("GET", path, retry_lost_connection=True)
         return read(answer, model, url=self.url + path.partition("?")[0])
 

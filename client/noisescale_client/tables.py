@@ -69,7 +69,7 @@ def run_view(run: RunDetail) -> RenderableType:
     facts = _pairs(
         ("state", f"{run.state}, last report {age_in_words(time.time() - run.last_report_at)}"),
         ("attempts", str(len(run.attempts))),
-        ("steps", f"{run.steps:,} ({run.measured_steps:,} measured since the last change)"),
+        ("steps", f"{run.steps:,} ({run.measured_steps:,} measured)"),
         (run.batch_unit, f"{run.examples:,}"),
         ("skipped steps", f"{run.skipped_steps:,}"),
         ("dropped blocks", f"{run.dropped_blocks:,}"),

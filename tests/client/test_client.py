@@ -42,9 +42,9 @@ def test_names_and_what_if_fields_travel_as_the_api_has_them() -> None:
             with pytest.raises(UnexpectedAnswerError):
                 ask()
     assert [request.path for request in server.requests] == [
-        "/v1/runs",
+        "/v1/runs?limit=100",
         "/v1/runs/a%2F..%2Fb%20c",
-        "/v1/runs/x/series?group=layer1&geometry=euclidean",
+        "/v1/runs/x/series?group=layer1&geometry=euclidean&max_points=300",
         "/recommend?run=x&target_dp_world_size=8&batch_norm=true",
         "/recommend",
     ]

@@ -82,7 +82,7 @@ def test_show_has_layout_progress_and_estimates() -> None:
     text = shown("show resnet50-8gpu", a_run().model_dump_json())
     for expected in (
         "32 per micro-batch x 8 ranks x 1 accumulation",
-        "5,000 (1,000 measured since the last change)",
+        "5,000 (1,000 measured)",
         "0.1 (steady)",
         "team=v",
         "euclidean",
