@@ -217,7 +217,7 @@ def demo(
     local_batch_size: Annotated[
         int, typer.Option("--local-batch-size", min=1, max=700, help="Per rank; there are two.")
     ] = 16,
-    learning_rate: Annotated[float, typer.Option("--learning-rate")] = 0.05,
+    learning_rate: Annotated[float, typer.Option("--learning-rate", min=0.0)] = 0.05,
     seed: Annotated[int, typer.Option("--seed")] = 0,
     output: Annotated[
         Path, typer.Option("--output", help="Folder for the database, the logs and the picture.")

@@ -154,10 +154,16 @@ def _training(settings: DemoSettings, url: str) -> Child:
         *("-m", "noisescale.hooks.digits"),
         *("--steps", str(settings.steps), "--local-batch-size", str(settings.local_batch_size)),
         *("--learning-rate", str(settings.learning_rate), "--seed", str(settings.seed)),
-        *("--report-to", url, "--run", RUN),
+        *("--report-to", url, "--run-name", RUN),
     ]
     environment = clean_environment(OMP_NUM_THREADS="1")  # one core per rank
-    return Child("the training job", command, log=settings.output / "training.log", environment=environment)
+    return Child(
+        "the training job",
+        command,
+        log=settings.output / "training.log",
+        environment=environment,
+        epilogue="torch/distributed/elastic/multiprocessing/api.py",
+    )
 
 
 def _watch(

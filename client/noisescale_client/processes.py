@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
+from itertools import takewhile
 from pathlib import Path
 from typing import Self
 
@@ -15,7 +16,7 @@ from noisescale_client.errors import DemoError
 GRACE_S = 10.0
 """How long a process may take to end when asked, before it is killed."""
 
-TAIL_LINES = 15
+TAIL_LINES = 12
 
 
 class Child:
@@ -29,13 +30,23 @@ class Child:
         command: What to run.
         log: Where its output goes.
         environment: Its whole environment.
+        epilogue: What stands in the log's first line that says only that something failed, not what.
 
     Raises:
         DemoError: It cannot be started.
     """
 
-    def __init__(self, name: str, command: Sequence[str], *, log: Path, environment: dict[str, str]) -> None:
+    def __init__(
+        self,
+        name: str,
+        command: Sequence[str],
+        *,
+        log: Path,
+        environment: dict[str, str],
+        epilogue: str | None = None,
+    ) -> None:
         self.name = name
+        self._epilogue = epilogue
         self.log = log
         try:
             with log.open("wb") as output:
@@ -57,8 +68,11 @@ class Child:
 
     def failure(self) -> DemoError:
         """What to raise where it ended and should not have."""
-        lines = self.log.read_text(errors="replace").splitlines()[-TAIL_LINES:]
-        said = "\n".join(f"  {line}" for line in lines) or "  (nothing)"
+        lines = self.log.read_text(errors="replace").splitlines()
+        epilogue = self._epilogue
+        if epilogue is not None:
+            lines = list(takewhile(lambda line: epilogue not in line, lines)) or lines
+        said = "\n".join(f"  {line}" for line in lines[-TAIL_LINES:]) or "  (nothing)"
         return DemoError(
             f"{self.name} ended with exit code {self.exit_code}; all it said is in {self.log}, last:\n{said}"
         )

@@ -39,7 +39,8 @@ def arguments(given: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--momentum", type=float, default=0.9)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--report-to", help="a noisescale server's URL, or file:PATH.jsonl")
-    parser.add_argument("--run", default="digits", help="the run's name on the server")
+    # Not --run: torchrun takes that as short for its own --run-path, wherever it stands.
+    parser.add_argument("--run-name", default="digits", help="on the server")
     parser.add_argument("--every", type=int, default=1, help="measure every so many steps")
     return parser.parse_args(given)
 
@@ -63,7 +64,7 @@ def main() -> None:
         model,
         optimizer,
         report_to=args.report_to,
-        run=args.run,
+        run=args.run_name,
         every=args.every,  # "auto" keeps the cost under 1%; a net this small can afford every step
         max_micro_batch_size=512,
     )
