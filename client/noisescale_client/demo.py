@@ -5,6 +5,7 @@ again, however it ends.
 """
 
 import importlib.util
+import shlex
 import signal
 import sys
 import time
@@ -17,7 +18,6 @@ from types import FrameType
 from rich.console import Console
 
 from noisescale.advice import Recommendation
-from noisescale.explain import number
 from noisescale_client.client import NoiseScaleClient
 from noisescale_client.errors import ClientError, DemoError, ServerUnreachableError, UnknownRunError
 from noisescale_client.processes import Child, clean_environment, free_port, wait_for
@@ -86,6 +86,10 @@ def run_demo(settings: DemoSettings, *, console: Console) -> Recommendation:
         if serve:
             console.print("\nThe server keeps running; Ctrl-C stops it.")
             _serve_until_stopped(server)
+    again = f"NOISESCALE_DATABASE_URL={shlex.quote(_database_url(settings))} noisescale-server serve"
+    console.print(
+        f"\nThe server has stopped; its data stays. To serve it again:\n\n  {again}", soft_wrap=True
+    )
     return answer
 
 
@@ -105,10 +109,10 @@ def check_extras() -> None:
 @contextmanager
 def _server(settings: DemoSettings) -> Iterator[tuple[Child, str]]:
     """A server of the demo's own, ready, with an empty database of its own."""
-    database = settings.output.resolve() / "demo.db"
+    database = _database(settings)
     for leftover in (database, *(database.with_name(database.name + end) for end in ("-wal", "-shm"))):
         leftover.unlink(missing_ok=True)
-    environment = clean_environment(NOISESCALE_DATABASE_URL=f"sqlite:///{database}")
+    environment = clean_environment(NOISESCALE_DATABASE_URL=_database_url(settings))
     # A free port may be taken by another process before the server has it: then try another one.
     for attempts_left in reversed(range(PORT_TRIES if settings.port is None else 1)):
         port = settings.port if settings.port is not None else free_port()
@@ -133,6 +137,14 @@ def _server(settings: DemoSettings) -> Iterator[tuple[Child, str]]:
                 return
             if attempts_left == 0:
                 raise server.failure()
+
+
+def _database(settings: DemoSettings) -> Path:
+    return settings.output.resolve() / "demo.db"
+
+
+def _database_url(settings: DemoSettings) -> str:
+    return f"sqlite:///{_database(settings)}"
 
 
 def _answers(server: Child, url: str) -> bool:
@@ -212,7 +224,8 @@ def _say_result(answer: Recommendation, *, picture: Path, url: str, console: Con
     }
     for label, value in rows.items():
         console.print(f"  {label:<12} {value}", soft_wrap=True)
-    console.print(f"\n  on {number(8)} ranks  noisescale recommend {RUN} --url {url} --target-world-size 8")
+    command = f"noisescale recommend {RUN} --url {url} --target-world-size 8"
+    console.print(f"  {'on 8 ranks':<12} {command}", soft_wrap=True)
 
 
 def _serve_until_stopped(server: Child) -> None:

@@ -47,7 +47,7 @@ def _limits(points: list[SeriesPoint], answer: Recommendation) -> tuple[float, f
         ends += [end for end in (point.lower, point.noise_scale, point.upper) if end is not None and end > 0]
     # One early, hardly bounded interval must not press everything else flat.
     settled = [p.noise_scale for p in points if p.noise_scale is not None and p.upper is not None]
-    highest = min(max(ends), 4 * max([*ends[:2], *settled]))
+    highest = min(max(ends), 2 * max([*ends[:2], *settled]))
     lowest = max(min(ends), min([*ends[:2], *settled]) / 4)
     return lowest / 1.6, highest * 1.6
 
@@ -55,8 +55,8 @@ def _limits(points: list[SeriesPoint], answer: Recommendation) -> tuple[float, f
 def _frame(axes: Axes, series: Series, *, bottom: float, top: float) -> None:
     axes.set_yscale("log")
     axes.set_ylim(bottom, top)
-    last = max([point.step for point in series.points], default=1)
-    axes.set_xlim(0, max(1, last))
+    # Steps count from 0, so that after the last one there have been one more.
+    axes.set_xlim(0, max([point.step + 1 for point in series.points], default=1))
     for side in ("top", "right", "left"):
         axes.spines[side].set_visible(False)
     axes.spines["bottom"].set_color(QUIET)

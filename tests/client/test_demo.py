@@ -7,12 +7,12 @@ import signal
 import socket
 import subprocess
 import sys
-import time
 import urllib.request
 from pathlib import Path
 
 import pytest
 from matplotlib.image import imread
+from noisescale_client import NoiseScaleClient, ServerUnreachableError, UnknownRunError
 from noisescale_client.cli import app
 from noisescale_client.processes import free_port
 from typer.testing import CliRunner
@@ -47,6 +47,15 @@ def start(
         text=True,
         env=os.environ | (environment or {}),
     )
+
+
+def has_trained(port: int) -> bool:
+    """Whether the server has steps of the training job."""
+    try:
+        with NoiseScaleClient(f"http://127.0.0.1:{port}") as client:
+            return client.run("digits").last_step is not None
+    except (ServerUnreachableError, UnknownRunError):
+        return False
 
 
 def nothing_is_left_of(port: int) -> None:
@@ -102,8 +111,8 @@ def test_stopped_in_the_middle_the_demo_takes_its_children_along(tmp_path: Path)
     """SIGTERM while both ranks train: one line on stderr, exit 1, no process left."""
     port = free_port()
     demo = start(tmp_path, port)
-    wait_until(lambda: len(processes_with(f"127.0.0.1:{port}")) >= 3, what="torchrun with two ranks")
-    time.sleep(1)
+    wait_until(lambda: has_trained(port), what="the first report of the training job")
+    assert len(processes_with(f"127.0.0.1:{port}")) >= 3, "torchrun and two ranks"
     demo.send_signal(signal.SIGTERM)
     _, errors = demo.communicate(timeout=60)
     assert demo.returncode == 1
