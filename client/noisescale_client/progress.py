@@ -52,7 +52,7 @@ class _LiveProgress:
     def show(self, run: RunDetail) -> None:
         self._bars.update(self._task, completed=_steps_done(run))
         self._line = Text.assemble(
-            "noise scale ", (_scale(run), "bold blue"), f" {run.batch_unit}   ", _batch(run), style="default"
+            "noise scale ", (_scale(run), "bold blue"), "   ", _batch(run), style="default"
         )
         self.live.update(Group(self._bars, self._line))
 
@@ -70,9 +70,7 @@ class _PlainProgress:
         if done == self._said_steps or (not finished and time.monotonic() - self._said_at < PLAIN_EVERY_S):
             return
         self._said_at, self._said_steps = time.monotonic(), done
-        self._console.print(
-            f"step {done}/{self._steps}  noise scale {_scale(run)} {run.batch_unit}  {_batch(run)}"
-        )
+        self._console.print(f"step {done}/{self._steps}  noise scale {_scale(run)}  {_batch(run)}")
 
 
 def _steps_done(run: RunDetail) -> int:
@@ -80,7 +78,8 @@ def _steps_done(run: RunDetail) -> int:
 
 
 def _scale(run: RunDetail) -> str:
-    return interval_in_words(noise_scale=run.noise_scale, lower=run.lower, upper=run.upper)
+    words = interval_in_words(noise_scale=run.noise_scale, lower=run.lower, upper=run.upper)
+    return f"{words} {run.batch_unit}" if run.lower else words
 
 
 def _batch(run: RunDetail) -> str:
