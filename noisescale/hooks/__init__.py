@@ -1,0 +1,1 @@
+"""Everything that touches PyTorch: captures of the gradients, and the monitor they feed."""

@@ -1,0 +1,99 @@
+"""`noisescale.attach`: one line in a training script."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+from torch.optim import Optimizer
+
+from noisescale.blocks import BatchUnit
+from noisescale.errors import CommHookTakenError
+from noisescale.hooks.counting import Count
+from noisescale.hooks.ddp import NoiseScaleState, check_model, noise_scale_hook
+from noisescale.hooks.destinations import ReportTo
+from noisescale.hooks.inner_hooks import InnerHook
+from noisescale.hooks.monitor import Monitor
+from noisescale.hooks.run_info import Tuned
+
+
+def attach(
+    model: nn.Module,
+    optimizer: Optimizer | None = None,
+    *,
+    report_to: ReportTo = None,
+    run: str | None = None,
+    every: int | str = "auto",
+    batch_unit: BatchUnit = "examples",
+    count: Count | None = None,
+    inner_hook: InnerHook | None = None,
+    token: str | None = None,
+    tuned: Tuned = None,
+    max_micro_batch_size: int | None = None,
+    labels: Mapping[str, str] | None = None,
+    max_overhead: float = 0.01,
+    grad_scaler: Any = None,
+) -> Monitor:
+    """Measure the noise scale of a model's training from now on. Call it on every rank.
+
+    Nothing else changes in the training loop, and the gradients stay bit for bit what they were.
+    Measuring never stops training: what goes wrong later is logged once, and measuring ends.
+
+    Args:
+        model: A DistributedDataParallel of at least 2 ranks, before its first step.
+        optimizer: That trains it; may be wrapped. None finds the one that holds its parameters.
+        report_to: "http://HOST:PORT" of a noisescale server, "file:PATH.jsonl", a function that
+            takes one noisescale.wire.BlocksReport, or None: ask the monitor.
+        run: The run's name, [A-Za-z0-9._-]{1,128}; None makes one of script, machine and time.
+        every: Measure every so many steps; "auto" keeps the cost under max_overhead. Rank 0's counts.
+        batch_unit: "examples" (dim 0 of the first input tensor) or "tokens" (the elements of the
+            first integer input tensor).
+        count: `lambda args, kwargs: n`, where neither of the two is right; from shapes, of each
+            forward pass.
+        inner_hook: A comm hook of your own, or (state, hook), to average with.
+        token: The server's write token; None reads NOISESCALE_TOKEN.
+        tuned: A learning rate that was tuned, and its batch:
+            `{"global_batch_size": 256, "learning_rate": 0.1}`; switches the LR audit on.
+        max_micro_batch_size: The largest that fits in memory.
+        labels: Free key-value pairs, shown with the run.
+        max_overhead: For every="auto": the share of the step time that measuring may cost.
+        grad_scaler: The GradScaler, if there is one: its scale is taken out of the gradients.
+            Without it the noise scale is right but for the steps at which the scale changes.
+
+    Raises:
+        CommHookTakenError: The model has a comm hook; pass it as inner_hook.
+        OptimizerNotFoundError: None was given, and not exactly one was found.
+        BatchCountError: Not here but from the first forward pass, before anything is trained: its
+            inputs cannot be counted; pass count.
+        UnsupportedModelError: This model is not measured; says what to do.
+        InvalidInputError: An argument cannot be right.
+    """
+    check_model(model)
+    if not isinstance(model, DistributedDataParallel):  # for the type checker: check_model raised
+        raise TypeError
+    state = NoiseScaleState(
+        model,
+        optimizer,
+        report_to=report_to,
+        run=run,
+        every=every,
+        batch_unit=batch_unit,
+        count=count,
+        inner_hook=inner_hook,
+        token=token,
+        tuned=tuned,
+        max_micro_batch_size=max_micro_batch_size,
+        labels=labels,
+        max_overhead=max_overhead,
+        grad_scaler=grad_scaler,
+    )
+    try:
+        model.register_comm_hook(state, noise_scale_hook)
+    except RuntimeError as error:
+        # One of PyTorch's built-in hooks, of which the model keeps no list.
+        state.monitor.detach(0.0)
+        raise CommHookTakenError(
+            "this DDP model already has a built-in comm hook, and PyTorch allows one; leave out its "
+            "registration, or pass the hook as inner_hook="
+        ) from error
+    return state.monitor

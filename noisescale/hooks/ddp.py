@@ -1,0 +1,358 @@
+"""The DistributedDataParallel capture: a communication hook.
+
+`noisescale.attach(model, optimizer)` does all of it; in PyTorch's own idiom it is
+
+    state = NoiseScaleState(model, optimizer, report_to="http://localhost:8000", run="resnet50")
+    model.register_comm_hook(state, noise_scale_hook)
+    state.monitor.estimate()
+
+The gradients are bit for bit those of DDP without a hook: each bucket is multiplied by 1/R and
+summed over ranks, as DDP's own reducer does. (No `from __future__ import annotations` here:
+register_comm_hook compares the hook's annotations with the types themselves.)
+"""
+
+import time
+import weakref
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.nn.parallel import DistributedDataParallel
+from torch.optim import Optimizer
+
+from noisescale.blocks import BatchUnit
+from noisescale.errors import CommHookTakenError, InvalidInputError, UnsupportedModelError
+from noisescale.hooks.counting import BatchCounter, Count, Tally, count_by
+from noisescale.hooks.destinations import ReportTo, run_name, sink_for
+from noisescale.hooks.inner_hooks import InnerHook, inner_of, reduced_tensor
+from noisescale.hooks.measuring import Measuring
+from noisescale.hooks.monitor import Monitor
+from noisescale.hooks.norms import square_norm
+from noisescale.hooks.optimizers import describe, learning_rate_of, resolve_optimizer
+from noisescale.hooks.overhead import OverheadMeter
+from noisescale.hooks.publish import Slot
+from noisescale.hooks.reporter import RankZeroReporter, Reporter, SilentReporter
+from noisescale.hooks.run_info import Tuned, run_info
+from noisescale.hooks.steps import StepReader
+
+
+def noise_scale_hook(state: "NoiseScaleState", bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
+    """A DDP communication hook: averages as DDP does, and measures on the way."""
+    return state.reduce(bucket)
+
+
+class NoiseScaleState:
+    """The state of noise_scale_hook, with the monitor of the model it is for.
+
+    Made on every rank of the model's process group, which all take part in it. A copy of it, or
+    a pickled one (both happen with the model it hangs on), does not measure; its hook averages.
+
+    Args: see noisescale.attach.
+
+    Attributes:
+        monitor: The noise scale, as of noisescale.attach.
+
+    Raises:
+        AttachError: The model cannot be measured; says why and what to write instead.
+        InvalidInputError: An argument cannot be right.
+    """
+
+    monitor: Monitor
+
+    def __init__(
+        self,
+        model: DistributedDataParallel,
+        optimizer: Optimizer | None = None,
+        *,
+        report_to: ReportTo = None,
+        run: str | None = None,
+        every: int | str = "auto",
+        batch_unit: BatchUnit = "examples",
+        count: Count | None = None,
+        inner_hook: InnerHook | None = None,
+        token: str | None = None,
+        tuned: Tuned = None,
+        max_micro_batch_size: int | None = None,
+        labels: Mapping[str, str] | None = None,
+        max_overhead: float = 0.01,
+        grad_scaler: Any = None,
+    ) -> None:
+        check_model(model)
+        if batch_unit not in ("examples", "tokens"):
+            raise InvalidInputError(
+                f'batch_unit is "examples" or "tokens", got {batch_unit!r}', field="batch_unit"
+            )
+        trained_by = resolve_optimizer(model, optimizer)
+        group: dist.ProcessGroup = model.process_group
+        self._inner = inner_of(inner_hook, group=group)
+        flags = {"inner_hook": f"{self._inner.name} (rounds)"} if self._inner and self._inner.rounds else {}
+        meter = OverheadMeter(every, max_overhead=max_overhead)
+        name = run_name(run)
+        info = run_info(
+            model,
+            optimizer_fields=describe(trained_by, given=optimizer),
+            dp_world_size=group.size(),
+            tuned=tuned,
+            max_micro_batch_size=max_micro_batch_size,
+            labels={**flags, **(labels or {})},
+        )
+        # On every rank, so that what cannot be right raises on every rank.
+        sink = sink_for(report_to, run=name, token=token)
+        attempt = time.time_ns() // 1_000_000
+
+        rank, world_size = dist.get_rank(group), group.size()
+        self._batch_unit: BatchUnit = batch_unit
+        self._count = count
+        self._grad_scaler = grad_scaler
+        self._group: dist.ProcessGroup | None = group
+        self._model = weakref.ref(model)
+        self._counter = BatchCounter()
+        self._counted = False
+        self._reports = rank == 0
+        self._slot: Slot | None = None
+        self._divisor = world_size
+        self._reset_passes()
+        reporter: Reporter
+        if rank == 0:
+            reporter = RankZeroReporter(
+                sink=sink,
+                info=info,
+                reader=StepReader(world_size=world_size),
+                meter=meter,
+                world_size=world_size,
+                batch_unit=batch_unit,
+                attempt=attempt,
+            )
+        else:
+            reporter = SilentReporter(rank=rank, batch_unit=batch_unit, meter=meter)
+        self._measuring: Measuring | None = Measuring(
+            group=group, device=next(model.parameters()).device, meter=meter, consumer=reporter
+        )
+        self._optimizer = weakref.ref(trained_by)
+        probed = [parameter for parameter in model.parameters() if parameter.requires_grad][-1]
+        self._handles = [
+            model.register_forward_pre_hook(self._before_forward, with_kwargs=True),
+            trained_by.register_step_post_hook(self._after_step),
+            probed.register_hook(_Probe(self, probed)),
+        ]
+        self.monitor = Monitor(self, reporter, run=name, attempt=attempt)
+
+    @property
+    def passes(self) -> int:
+        """Synchronised backward passes since attaching."""
+        return self._measuring.passes if self._measuring is not None else 0
+
+    @property
+    def is_copy(self) -> bool:
+        """Whether this came out of a pickle or a copy, and is registered on no model."""
+        return self._group is None
+
+    def collect(self, *, timeout_s: float) -> bool:
+        """Read what has been measured and is still on its way."""
+        return self._measuring is None or self._measuring.collect(timeout_s=timeout_s)
+
+    def leave(self) -> None:
+        """Stop measuring."""
+        if self._measuring is not None:
+            self._measuring.leave()
+
+    def detach(self) -> None:
+        """Stop measuring and take all hooks off that PyTorch lets one take off."""
+        self.leave()
+        for handle in self._handles:
+            handle.remove()
+        self._handles = []
+
+    def reduce(self, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
+        """What noise_scale_hook does, bucket by bucket, on the thread of backward."""
+        index = bucket.index()
+        if index == 0:
+            self._begin_pass()
+        slot = self._slot
+        if slot is not None and slot.measuring:
+            self._take_local(slot, bucket)
+        future = self._start_reduction(bucket)
+        if slot is not None and slot.measuring and self._reports:
+            future = future.then(lambda done: self._take_global(slot, index, reduced_tensor(done)))
+        elif self._inner is None:
+            future = future.then(reduced_tensor)
+        if slot is not None and bucket.is_last() and self._measuring is not None:
+            # Here, right behind the last bucket's reduction: the one place that is the same on
+            # every rank, in Join and with unused parameters too.
+            self._slot = None
+            self._measuring.send(slot)
+        return future
+
+    def _start_reduction(self, bucket: dist.GradBucket) -> Any:
+        if self._inner is not None:
+            return self._inner.start(bucket)
+        buffer = bucket.buffer()
+        if self._aliased:
+            buffer.div_(self._divisor)
+        else:
+            buffer.mul_(1.0 / self._divisor)
+        return dist.all_reduce(buffer, group=self._group, async_op=True).get_future()
+
+    def _begin_pass(self) -> None:
+        tally = self._counter.take()
+        self._divisor = self._size_to_divide_by(tally)
+        self._passes_since_step += 1
+        self._probed = False
+        if self._measuring is None:
+            return
+        slot = self._measuring.begin_pass(tally, divisor=self._divisor)
+        self._slot = slot
+        if slot is not None and slot.measuring:
+            slot.carried = self._carried
+            scale = getattr(self._grad_scaler, "_scale", None)
+            if isinstance(scale, Tensor):
+                # Cloned, for the scaler changes it in place before the squares are read.
+                slot.unscale = scale.detach().clone().double().square().reciprocal()
+        self._carried = None
+
+    def _size_to_divide_by(self, tally: Tally) -> int:
+        """Ranks in the average: all, except in join(divide_by_initial_world_size=False)."""
+        size = dist.get_world_size(self._group)
+        model = self._model() if self._model is not None else None
+        if model is None or self._measuring is None or not model._join_config.enable:
+            return size
+        if getattr(model, "_divide_by_initial_world_size", True):
+            return size
+        # DDP itself waits for this number in each forward of that mode.
+        active = torch.tensor([float(tally.micro_batches > 0)], device=next(model.parameters()).device)
+        dist.all_reduce(active, group=self._measuring.group)
+        return max(1, round(active.tolist()[0]))
+
+    def _take_local(self, slot: Slot, bucket: dist.GradBucket) -> None:
+        started = time.perf_counter()
+        try:
+            slot.local_squares[bucket.index()] = square_norm(bucket.buffer()).reshape(1)
+        except Exception as error:  # noqa: BLE001  training must go on; all ranks are told in the packet
+            self._fail(slot, error)
+        slot.cost_s += time.perf_counter() - started
+
+    def _take_global(self, slot: Slot, index: int, reduced: Tensor) -> Tensor:
+        started = time.perf_counter()
+        try:
+            slot.global_squares[index] = square_norm(reduced).reshape(1)
+        except Exception as error:  # noqa: BLE001  training must go on; all ranks are told in the next packet
+            self._fail(slot, error)
+        slot.cost_s += time.perf_counter() - started
+        return reduced
+
+    def _fail(self, slot: Slot, error: Exception) -> None:
+        slot.measuring = False
+        if self._measuring is not None:
+            self._measuring.fail(error)
+
+    def _before_forward(self, module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        if not torch.is_grad_enabled() or self._measuring is None or self._measuring.stopped:
+            return
+        try:
+            counted = count_by(self._count, args, kwargs, batch_unit=self._batch_unit)
+        except Exception as error:
+            if not self._counted:
+                raise  # nothing has been trained yet: the one time when an error does no harm
+            self._measuring.fail(error)
+            return
+        self._counted = True
+        self._counter.add(counted, training=module.training)
+
+    def _after_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+        self._passes_since_step = 0
+        if self._reports and self._measuring is not None:
+            try:
+                self._measuring.note_learning_rate(learning_rate_of(optimizer))
+            except Exception as error:  # noqa: BLE001  training must go on; all ranks are told in the next packet
+                self._measuring.fail(error)
+
+    def _before_accumulation(self, gradient: Tensor | None) -> None:
+        """Once per synchronised pass, as the first gradient comes to one parameter.
+
+        Args:
+            gradient: What the parameter's gradient is before.
+        """
+        if self._probed:
+            return
+        self._probed = True
+        model = self._model() if self._model is not None else None
+        # DDP divides gradients that already lie in its buckets, and multiplies while copying others.
+        self._aliased = gradient is not None and bool(getattr(model, "gradient_as_bucket_view", False))
+        if gradient is not None and self._passes_since_step > 0 and self._measuring is not None:
+            try:
+                self._carried = square_norm(gradient)
+            except Exception as error:  # noqa: BLE001  training must go on; all ranks are told in the packet
+                self._measuring.fail(error)
+
+    def _reset_passes(self) -> None:
+        self._passes_since_step = 0
+        self._probed = False
+        self._aliased = False
+        self._carried: Tensor | None = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        # Process groups, locks and threads cannot be copied, and a copy has no ranks to measure with.
+        return {}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self._inner = None
+        self._group = None
+        self._model = None  # type: ignore[assignment]  # a copy hangs on no model
+        self._measuring = None
+        self._slot = None
+        self._counter = BatchCounter()
+        self._reports = False
+        self._handles = []
+        self._divisor = 1
+        self._reset_passes()
+
+
+class _Probe:
+    """A tensor hook on one parameter; says what its gradient was before the new one is added."""
+
+    def __init__(self, state: NoiseScaleState, parameter: Tensor) -> None:
+        self._state = state
+        self._parameter = weakref.ref(parameter)
+
+    @torch.utils.hooks.unserializable_hook
+    def __call__(self, gradient: Tensor) -> None:
+        parameter = self._parameter()
+        self._state._before_accumulation(None if parameter is None else parameter.grad)
+
+
+def check_model(model: object) -> None:
+    """Whether this capture can measure it.
+
+    Raises:
+        UnsupportedModelError: It is no DDP model, or one whose gradients no hook sees as they are.
+        CommHookTakenError: It has a comm hook.
+    """
+    if not isinstance(model, DistributedDataParallel):
+        raise UnsupportedModelError(
+            f"a {type(model).__name__} was given; wrap it first: "
+            "attach(torch.nn.parallel.DistributedDataParallel(model), optimizer)"
+        )
+    if dist.get_world_size(model.process_group) < 2:
+        raise UnsupportedModelError(
+            "the model's process group has 1 rank, and the noise scale is the spread between ranks; start "
+            "at least 2: torchrun --nproc-per-node 2 train.py"
+        )
+    if getattr(model, "_use_python_reducer", False):
+        raise UnsupportedModelError(
+            'torch._dynamo.config.optimize_ddp is "python_reducer", whose hooks see no buckets; set it to '
+            '"ddp_optimizer" (the default) before the model is made'
+        )
+    if not any(parameter.requires_grad for parameter in model.parameters()):
+        raise UnsupportedModelError("no parameter of the model requires a gradient; there is nothing to measure")
+    if any(getattr(module, "sparse", False) is True for module in model.modules()):
+        raise UnsupportedModelError(
+            "the model has sparse gradients (an Embedding with sparse=True), which are not measured; set "
+            "sparse=False"
+        )
+    if any(not getattr(state, "is_copy", False) for _, state in model._comm_hooks):
+        raise CommHookTakenError(
+            "this DDP model already has a comm hook, and PyTorch allows one; leave out its "
+            "register_comm_hook(state, hook) and pass it as inner_hook=(state, hook)"
+        )

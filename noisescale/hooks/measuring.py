@@ -1,0 +1,235 @@
+"""Which steps are measured, and until when: decided alike on every rank.
+
+A rank that measured a step the others do not would wait for their part of its packet for ever.
+So nothing is decided from a rank's own clock or troubles: rank 0's wish for `every`, a failure
+on any rank and a wish to stop all travel in the packets, and what a packet says takes effect on
+every rank at the same later measured step.
+
+Captures (of DDP's buckets, of FSDP's shards, of micro-batches) differ in how they take norms;
+all of them measure through this.
+"""
+
+import logging
+import threading
+import time
+from typing import Protocol
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from noisescale.hooks.counting import Tally
+from noisescale.hooks.overhead import OverheadMeter
+from noisescale.hooks.publish import Reading, Slot, SlotQueue
+from noisescale.hooks.reduction import Packet, Share, agree_on_every, own_group, pack, sum_over_ranks
+
+_log = logging.getLogger(__name__)
+
+DEPTH = 4
+"""Measured steps after which what a packet says takes effect: by then every rank has read it, or
+waits for the little that is missing."""
+
+UNSYNCED_ACCUMULATION = (
+    "noisescale has stopped measuring: gradients are accumulated over several backward passes, each of "
+    "which synchronises, so none of them is a sample of known size. Run forward and backward of all "
+    "micro-batches but the last inside `with model.no_sync():`, which also saves the communication"
+)
+
+
+class Consumer(Protocol):
+    """Takes the measured steps of rank 0; the other ranks have one that does nothing."""
+
+    def take(self, reading: Reading) -> None:
+        """One measured step, in order."""
+
+    def refuse(self, why: str) -> None:
+        """What is being measured is not what it seemed; nothing more follows."""
+
+
+class Measuring:
+    """One rank's part in measuring steps together.
+
+    Args:
+        group: The model's data-parallel ranks; a group of their own is made of them.
+        device: Where the packets are reduced.
+        meter: Decides every how many steps to measure; rank 0's counts.
+        consumer: Of measured steps.
+        groups: Layer groups, each with a square norm of its own in the packet.
+    """
+
+    def __init__(
+        self,
+        *,
+        group: dist.ProcessGroup,
+        device: torch.device,
+        meter: OverheadMeter,
+        consumer: Consumer,
+        groups: int = 1,
+    ) -> None:
+        self.rank = dist.get_rank(group)
+        self.world_size = dist.get_world_size(group)
+        self.meter = meter
+        self.group = own_group(group)
+        self._device = device
+        self._groups = groups
+        self._consumer = consumer
+        self._every = agree_on_every(meter.every, group=self.group, device=device)
+        self._lock = threading.RLock()
+        self._sent = SlotQueue()
+        self._passes = 0
+        self._next = 0
+        self._examples = 0
+        self._failed = False
+        self._leaving = False
+        self._stopped = False
+
+    @property
+    def every(self) -> int:
+        """Every how many steps one is measured now; the same on every rank."""
+        return self._every
+
+    @property
+    def stopped(self) -> bool:
+        """Whether no more steps will be measured."""
+        return self._stopped
+
+    def begin_pass(self, tally: Tally, *, divisor: int) -> Slot | None:
+        """A synchronised backward pass has begun: a slot if it is to be measured, alike on all ranks.
+
+        Never raises.
+
+        Args:
+            tally: Of this rank's sample.
+            divisor: What the sum of gradients over ranks will be divided by.
+        """
+        started = time.perf_counter()
+        self.meter.passed(started)
+        index, self._passes = self._passes, self._passes + 1
+        self._examples += tally.count
+        if self._stopped:
+            return None
+        self.collect()
+        if index < self._next:
+            return None
+        if len(self._sent) >= DEPTH:
+            self._settle_oldest()
+        if self._stopped:
+            return None
+        self._next = index + self._every
+        examples, self._examples = self._examples, 0
+        return Slot(
+            step=index,
+            tally=tally,
+            divisor=divisor,
+            examples=examples,
+            measuring=not (self._failed or self._leaving),
+            cost_s=time.perf_counter() - started,
+        )
+
+    def send(self, slot: Slot) -> None:
+        """All of this rank's gradient is in the slot: start the all-reduce of its packet.
+
+        Call it where every rank does so in the same order among its collectives.
+        """
+        started = time.perf_counter()
+        slot.packet = self._packet(slot)
+        slot.work = sum_over_ranks(slot.packet, self.group)
+        with self._lock:
+            self._sent.push(slot)
+        slot.cost_s += time.perf_counter() - started
+        self.meter.measured(slot.cost_s)
+
+    def fail(self, error: BaseException) -> None:
+        """Measuring went wrong on this rank: say so once, and have all ranks stop."""
+        if not self._failed:
+            self._failed = True
+            _log.error(
+                "noisescale failed on rank %d and stops measuring; training is not affected",
+                self.rank,
+                exc_info=error,
+            )
+
+    def leave(self) -> None:
+        """Stop measuring. Until all ranks have read it, this one goes on taking part."""
+        self._leaving = True
+
+    def note_learning_rate(self, rate: float | Tensor | None) -> None:
+        """The learning rate of the optimizer step that has just followed the last pass."""
+        with self._lock:
+            newest = self._sent.newest
+            if newest is not None and newest.step == self._passes - 1 and newest.reading is None:
+                newest.learning_rate = rate
+
+    def collect(self, *, timeout_s: float | None = None) -> bool:
+        """Hand on the measured steps that are ready; whether none is left on its way.
+
+        Args:
+            timeout_s: Wait so long for those that are not; None does not wait.
+        """
+        deadline = None if timeout_s is None else time.monotonic() + timeout_s
+        try:
+            with self._lock:
+                for reading in self._sent.newly_read(deadline=deadline):
+                    self._hand_on(reading)
+                return self._sent.all_read
+        except Exception as error:  # noqa: BLE001  training must go on; all ranks are told in the next packet
+            self.fail(error)
+            return False
+
+    def _settle_oldest(self) -> None:
+        """Do what the oldest packet says, as every rank does at this very step."""
+        with self._lock:
+            slot = self._sent.pop()
+            try:
+                read_before = slot.reading is not None
+                if not read_before:
+                    slot.wait()
+                reading = slot.read()
+            except Exception as error:  # noqa: BLE001  a rank is gone, or the device is: training will tell
+                self.fail(error)
+                self._stopped = True
+                return
+            if not read_before:
+                self._hand_on(reading)
+        self._obey(reading.packet)
+
+    def _obey(self, packet: Packet) -> None:
+        if packet.every >= 1:
+            self._every = packet.every
+        if packet.failed or packet.leaving or packet.carried > 0:
+            self._stopped = True
+            if packet.failed and self.rank == 0 and not self._failed:
+                _log.error("noisescale has stopped measuring: it failed on %d rank(s)", packet.failed)
+
+    def _hand_on(self, reading: Reading) -> None:
+        if self._failed or reading.packet.failed or reading.packet.leaving:
+            return
+        try:
+            if reading.packet.carried > 0:
+                self._consumer.refuse(UNSYNCED_ACCUMULATION)
+            else:
+                self._consumer.take(reading)
+        except Exception as error:  # noqa: BLE001  training must go on; all ranks are told in the next packet
+            self.fail(error)
+
+    def _packet(self, slot: Slot) -> Tensor:
+        share = Share(
+            active=int(slot.tally.micro_batches > 0),
+            inverse_count=slot.tally.inverse_count,
+            count=slot.tally.count,
+            examples=slot.examples,
+            failed=int(self._failed),
+            leaving=int(self._leaving),
+            every=self.meter.every if self.rank == 0 else 0,
+        )
+        if not self._failed and slot.measuring:
+            try:
+                squares = slot.local_total().to(self._device, non_blocking=True)
+                return pack(share, carried=slot.carried, local_squares=squares)
+            except Exception as error:  # noqa: BLE001  the others wait for a packet: one that says so is sent
+                self.fail(error)
+        nothing = torch.zeros(self._groups, dtype=torch.float64, device=self._device)
+        told = Share(
+            0, 0.0, 0, slot.examples, failed=int(self._failed), leaving=int(self._leaving), every=share.every
+        )
+        return pack(told, carried=None, local_squares=nothing)
