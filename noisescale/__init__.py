@@ -1,6 +1,6 @@
 """Measure the gradient noise scale of a data-parallel run, and learn whether its batch and rate are right.
 
-    monitor = noisescale.attach(model, optimizer, report_to="http://localhost:8000")
+monitor = noisescale.attach(model, optimizer, report_to="http://localhost:8000")
 """
 
 from typing import TYPE_CHECKING, Any

