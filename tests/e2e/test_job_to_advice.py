@@ -29,7 +29,7 @@ def train(url: str, *, run: str) -> None:
     """scikit-learn's digits on 2 gloo ranks."""
     command = [
         sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2",
-        "-m", "noisescale.hooks.digits", "--steps", str(STEPS), "--report-to", url, "--run", run,
+        "-m", "noisescale.hooks.digits", "--steps", str(STEPS), "--report-to", url, "--run-name", run,
     ]  # fmt: skip
     done = subprocess.run(command, capture_output=True, text=True, timeout=170, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
