@@ -101,7 +101,7 @@ def build() -> dashboard.Dashboard:
             ],
             description=(
                 "The optimizer's own geometry is the one to compare its batch with: euclidean for SGD, "
-                "preconditioned for Adam, sign for Lion, spectral for Muon."
+                "adam for Adam, sign for Lion, spectral for Muon."
             ),
             log=True,
         ),
@@ -281,10 +281,10 @@ def changes() -> list[Annotation]:
     advice = f"noisescale_recommendation{{{RUN}}}"
     return [
         Annotation("Batch", f"{once(batch, RUN)} != {before(batch)}", "batch changed", ORANGE),
-        # A schedule moves the rate a little all the time; a jump is what starts the measurement anew.
+        # A schedule moves the rate a little all the time; a jump by 20% (ln 1.2 = 0.182) starts anew.
         Annotation(
             "Learning rate",
-            f"abs(ln({once(rate, RUN)} / {before(rate)})) > ln(1.2)",
+            f"abs(ln({once(rate, RUN)} / {before(rate)})) > 0.182",
             "learning rate jumped",
             BLUE,
         ),

@@ -87,7 +87,17 @@ def make_stand_in(name: str) -> None:
         container = buildah("from", "scratch")
         buildah("add", "--quiet", container, str(tarball), "/")
         for link in ("python3", "python"):
-            buildah("run", container, "--", "ln", "-s", "/usr/bin/python3", f"/usr/local/bin/{link}")
+            buildah(
+                "run",
+                "--isolation",
+                "chroot",
+                container,
+                "--",
+                "ln",
+                "-s",
+                "/usr/bin/python3",
+                f"/usr/local/bin/{link}",
+            )
         buildah(
             "config", "--env", "PATH=/usr/local/bin:/usr/local/sbin:/usr/sbin:/usr/bin:/sbin:/bin", container
         )
@@ -146,7 +156,7 @@ def check_running(root: Path) -> list[str]:
         with log.open("wb") as output:
             server = subprocess.Popen(in_image(root, config_of_image()), stdout=output, stderr=output)
         try:
-            faults = list(check_serving(root))
+            faults = [*check_serving(root), *check_confined(root)]
             health = healthcheck(root)
             if health != 0:
                 faults.append(f"its health check answers {health} while it serves")
@@ -217,6 +227,25 @@ def check_serving(root: Path) -> Iterator[str]:
         yield "its /metrics/process says nothing of the process"
     if (root / "var/lib/noisescale/noisescale.db").exists():
         yield "the database was written into the image"
+
+
+def check_confined(root: Path) -> Iterator[str]:
+    """What a process in the image can do, and should not."""
+    program = (
+        "import os, pathlib, re\n"
+        "for path in ('/x', '/opt/noisescale/x', '/etc/x'):\n"
+        "    try: open(path, 'w'); print('it can write to', path)\n"
+        "    except OSError: pass\n"
+        "for path in ('/tmp/x', 'x'): open(path, 'w').close()\n"
+        "status = pathlib.Path('/proc/self/status').read_text()\n"
+        "if os.getuid() == 0 or os.getgroups(): print('it is', os.getuid(), os.getgroups())\n"
+        "if re.search(r'^Cap(Eff|Bnd|Prm):\\s*0*[1-9a-f]', status, re.M): print('it has capabilities')\n"
+    )
+    command = in_image(root, config_of_image(), ["python", "-c", program])
+    answer = subprocess.run(command, check=False, capture_output=True, text=True, timeout=30)
+    yield from answer.stdout.splitlines()
+    if answer.returncode != 0:
+        yield f"a program in it fails: {answer.stderr}"
 
 
 def wait_until_ready() -> None:

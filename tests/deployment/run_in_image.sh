@@ -13,5 +13,6 @@ mount -t tmpfs -o size=64m,mode=1777 tmpfs "$root/tmp"
 mount -t tmpfs -o "size=256m,uid=$uid,gid=$uid,mode=0750" tmpfs "$root$data"
 mount --bind /dev "$root/dev"
 mount -o remount,bind,ro "$root"
-exec setpriv --no-new-privs --bounding-set=-all \
-    chroot --userspec="$uid:$uid" --groups= "$root" sh -c 'cd "$0" && exec "$@"' "$workdir" "$@"
+exec chroot "$root" \
+    setpriv --reuid="$uid" --regid="$uid" --clear-groups --no-new-privs --bounding-set=-all --inh-caps=-all \
+    sh -c 'cd "$0" && exec "$@"' "$workdir" "$@"

@@ -88,7 +88,7 @@ class Job:
         assert answer.status == 200, answer.text
 
 
-def configuration(server: Server, folder: Path) -> Path:
+def configuration(server: Server, folder: Path, *, alertmanager: str | None) -> Path:
     """docker/prometheus as it is, but for where the server and its token are, and how often it is asked."""
     config = yaml.safe_load((DOCKER / "prometheus" / "prometheus.yml").read_text())
     config["global"] |= {"scrape_interval": SCRAPE, "scrape_timeout": SCRAPE, "evaluation_interval": SCRAPE}
@@ -102,18 +102,21 @@ def configuration(server: Server, folder: Path) -> Path:
             job.pop("dns_sd_configs", None)
             job["static_configs"] = here
     config["scrape_configs"] = [j for j in config["scrape_configs"] if j["job_name"] != "prometheus"]
+    config["alerting"]["alertmanagers"] = (
+        [{"static_configs": [{"targets": [alertmanager]}]}] if alertmanager else []
+    )
     path = folder / "prometheus.yml"
     path.write_text(yaml.safe_dump(config))
     return path
 
 
 @contextlib.contextmanager
-def running_stack(folder: Path, **settings: object) -> Iterator[tuple[Server, Prometheus]]:
+def running_stack(folder: Path, *, alertmanager: str | None = None) -> Iterator[tuple[Server, Prometheus]]:
     """The server, and Debian's Prometheus scraping both of its pages with our rules loaded."""
     program = required_tool("prometheus")
     tokens = {"write_tokens": WRITE_TOKEN, "read_tokens": READ_TOKEN}
-    with running_server(folder / "server", **tokens, **settings) as server:
-        config = configuration(server, folder)
+    with running_server(folder / "server", **tokens) as server:
+        config = configuration(server, folder, alertmanager=alertmanager)
         port = free_port()
         with (folder / "prometheus.log").open("wb") as output:
             process = subprocess.Popen(
