@@ -209,7 +209,7 @@ def healthcheck(root: Path) -> int:
 def check_serving(root: Path) -> Iterator[str]:
     """Report a block to the server and read it back; what is wrong."""
     wait_until_ready()
-    report = {
+    report: dict[str, Any] = {
         "schema_version": 1,
         "attempt": 1,
         "seq": 0,

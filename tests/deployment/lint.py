@@ -172,15 +172,15 @@ def typescript(types: str) -> str:
         "  : unknown extends T ? T : T extends (infer E)[] ? Json<E>[]\n"
         "  : T extends object ? { [K in keyof T]: Json<T[K]> } : T;"
     )
-    for path in sorted((DOCKER / "grafana" / "dashboards").glob("*.json")):
-        board = json.loads(path.read_text())
+    for file in sorted((DOCKER / "grafana" / "dashboards").glob("*.json")):
+        board = json.loads(file.read_text())
         for annotation in board.get("annotations", {}).get("list", []):
             for key in ANNOTATION_EXTRAS:
                 annotation.pop(key)
             annotation["target"].pop("expr")
-        lines.append(f"export const {path.stem}: Json<Dashboard> = {json.dumps(board)};")
+        lines.append(f"export const {file.stem}: Json<Dashboard> = {json.dumps(board)};")
         for panel in board["panels"]:
-            name, kind = f"{path.stem}_{panel['id']}", identifier(panel["type"])
+            name, kind = f"{file.stem}_{panel['id']}", identifier(panel["type"])
             options, custom = panel["options"], panel["fieldConfig"]["defaults"].get("custom", {})
             lines.append(f"export const {name}: Json<Partial<{kind}.Options>> = {json.dumps(options)};")
             if custom:
@@ -222,6 +222,7 @@ def chart(tools: Tools) -> Iterator[str]:
         run([tools.python(), HELM, "render", DOCKER / "helm" / "noisescale", json.dumps(values), manifests])
         kinds = kubernetes_validate(tools, manifests)
         yield f"the chart with values '{name}' renders {', '.join(kinds)}"
+    yield from carried_along(tools, tools.folder / "chart-everything.yaml")
     for name, values in REFUSED_VALUES.items():
         try:
             run(
@@ -240,6 +241,33 @@ def chart(tools: Tools) -> Iterator[str]:
             yield f"the chart refuses {name}, and says what to set"
         else:
             raise ToolError(f"the chart was to refuse {name}, and rendered it")
+
+
+def carried_along(tools: Tools, manifests: Path) -> Iterator[str]:
+    """Check that the rules and dashboards that the chart renders are those under docker/, still."""
+    documents = list(filter(None, yaml.safe_load_all(manifests.read_text())))
+    (rules,) = (document for document in documents if document["kind"] == "PrometheusRule")
+    here = [
+        group
+        for path in sorted((DOCKER / "prometheus" / "rules").glob("*.yml"))
+        for group in yaml.safe_load(path.read_text())["groups"]
+    ]
+    if rules["spec"]["groups"] != here:
+        raise ToolError("the chart's PrometheusRule is not what docker/prometheus/rules says")
+    rendered = tools.folder / "chart-rules.yml"
+    rendered.write_text(yaml.safe_dump(rules["spec"]))
+    run(["promtool", "check", "rules", rendered])
+    boards = {
+        Path(name).stem.removeprefix("noisescale-"): json.loads(text)
+        for document in documents
+        if document["kind"] == "ConfigMap"
+        for name, text in document["data"].items()
+    }
+    if boards != {
+        p.stem: json.loads(p.read_text()) for p in (DOCKER / "grafana" / "dashboards").glob("*.json")
+    }:
+        raise ToolError("the chart's ConfigMaps are not the dashboards under docker/grafana/dashboards")
+    yield "the chart's rules and dashboards are those under docker/"
 
 
 HELM = Path(__file__).parent / "helm_chart.py"

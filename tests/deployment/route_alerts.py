@@ -3,8 +3,8 @@
     python -m tests.deployment.route_alerts      # needs Debian's prometheus and prometheus-alertmanager
 
 A run is reported to a real server; then the server is killed. Prometheus, with the rules under docker/, must
-raise NoisescaleTargetDown, and Alertmanager, with alertmanager.example.yml, must hand it to the keepers' receiver
-and to nobody else; then the server comes back, and the receiver must hear that it is resolved.
+raise NoisescaleTargetDown, and Alertmanager, with alertmanager.example.yml, must hand it to the receiver
+of the server's keepers and to nobody else; then the server comes back, and they must hear that it is resolved.
 amtool says where each other alert would go.
 """
 
@@ -71,11 +71,12 @@ def running_alertmanager(folder: Path, receivers: Receivers) -> Iterator[int]:
             hook["url"] = f"http://127.0.0.1:{receivers.server_port}/{receiver['name']}"
     path = folder / "alertmanager.yml"
     path.write_text(yaml.safe_dump(config))
+    storage = folder / "alertmanager"
     port = free_port()
     with (folder / "alertmanager.log").open("wb") as output:
         process = subprocess.Popen(
             [
-                "prometheus-alertmanager", f"--config.file={path}", f"--storage.path={folder / 'alertmanager'}",
+                "prometheus-alertmanager", f"--config.file={path}", f"--storage.path={storage}",
                 f"--web.listen-address=127.0.0.1:{port}", "--cluster.listen-address=",
             ],
             stdout=output,

@@ -57,7 +57,8 @@ def test_alerts_fire_and_do_not_fire(path: Path) -> None:
 
 def test_every_alert_has_a_case_of_each_kind() -> None:
     """No alert is without a case where it fires and one where it does not."""
-    firing, quiet = set(), set()
+    firing: set[str] = set()
+    quiet: set[str] = set()
     for case in CASES:
         for test in case.get("promql_expr_test", []):
             if match := re.search(r'ALERTS\{alertname="(\w+)"', test["expr"]):
