@@ -4,7 +4,7 @@
 
 A run is reported to a real server; then the server is killed. Prometheus, with the rules under docker/, must
 raise NoisescaleTargetDown, and Alertmanager, with alertmanager.example.yml, must hand it to the receiver
-of the server's keepers and to nobody else; then the server comes back, and they must hear that it is resolved.
+of the server's keepers and to nobody else; then the server comes back, and they must hear that too.
 amtool says where each other alert would go.
 """
 
