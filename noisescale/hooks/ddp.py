@@ -19,6 +19,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.distributed import GradBucket  # type: ignore[attr-defined]  # not re-exported in its types
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
@@ -38,9 +39,10 @@ from noisescale.hooks.run_info import Tuned, run_info
 from noisescale.hooks.steps import StepReader
 
 
-def noise_scale_hook(state: "NoiseScaleState", bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
+def noise_scale_hook(state: "NoiseScaleState", bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
     """A DDP communication hook: averages as DDP does, and measures on the way."""
-    return state.reduce(bucket)
+    future: torch.futures.Future[torch.Tensor] = state.reduce(bucket)
+    return future
 
 
 class NoiseScaleState:
@@ -112,6 +114,7 @@ class NoiseScaleState:
         self._counted = False
         self._reports = rank == 0
         self._slot: Slot | None = None
+        self._carried: Tensor | None = None
         self._divisor = world_size
         self._reset_passes()
         reporter: Reporter
@@ -135,7 +138,7 @@ class NoiseScaleState:
         self._handles = [
             model.register_forward_pre_hook(self._before_forward, with_kwargs=True),
             trained_by.register_step_post_hook(self._after_step),
-            probed.register_hook(_Probe(self, probed)),
+            probed.register_hook(_Probe(self, probed)),  # type: ignore[no-untyped-call]  # torch has no types for it
         ]
         self.monitor = Monitor(self, reporter, run=name, attempt=attempt)
 
@@ -165,7 +168,7 @@ class NoiseScaleState:
             handle.remove()
         self._handles = []
 
-    def reduce(self, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
+    def reduce(self, bucket: GradBucket) -> Any:
         """What noise_scale_hook does, bucket by bucket, on the thread of backward."""
         index = bucket.index()
         if index == 0:
@@ -185,7 +188,7 @@ class NoiseScaleState:
             self._measuring.send(slot)
         return future
 
-    def _start_reduction(self, bucket: dist.GradBucket) -> Any:
+    def _start_reduction(self, bucket: GradBucket) -> Any:
         if self._inner is not None:
             return self._inner.start(bucket)
         buffer = bucket.buffer()
@@ -223,9 +226,10 @@ class NoiseScaleState:
         # DDP itself waits for this number in each forward of that mode.
         active = torch.tensor([float(tally.micro_batches > 0)], device=next(model.parameters()).device)
         dist.all_reduce(active, group=self._measuring.group)
-        return max(1, round(active.tolist()[0]))
+        sharing: float = active.tolist()[0]
+        return max(1, round(sharing))
 
-    def _take_local(self, slot: Slot, bucket: dist.GradBucket) -> None:
+    def _take_local(self, slot: Slot, bucket: GradBucket) -> None:
         started = time.perf_counter()
         try:
             slot.local_squares[bucket.index()] = square_norm(bucket.buffer()).reshape(1)
@@ -290,7 +294,7 @@ class NoiseScaleState:
         self._passes_since_step = 0
         self._probed = False
         self._aliased = False
-        self._carried: Tensor | None = None
+        self._carried = None
 
     def __getstate__(self) -> dict[str, Any]:
         # Process groups, locks and threads cannot be copied, and a copy has no ranks to measure with.
@@ -316,7 +320,7 @@ class _Probe:
         self._state = state
         self._parameter = weakref.ref(parameter)
 
-    @torch.utils.hooks.unserializable_hook
+    @torch.utils.hooks.unserializable_hook  # type: ignore[untyped-decorator]  # torch has no types for it
     def __call__(self, gradient: Tensor) -> None:
         parameter = self._parameter()
         self._state._before_accumulation(None if parameter is None else parameter.grad)

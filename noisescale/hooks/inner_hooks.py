@@ -6,12 +6,12 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
+from torch.distributed import GradBucket, ProcessGroup  # type: ignore[attr-defined]  # left out of its stubs
 
 from noisescale.errors import UnsupportedModelError
 
-HookFunction = Callable[[Any, dist.GradBucket], Any]
+HookFunction = Callable[[Any, GradBucket], Any]
 InnerHook = HookFunction | tuple[Any, HookFunction]
 
 _DO_NOT_AVERAGE = {
@@ -45,7 +45,7 @@ class Inner:
     name: str
     rounds: bool
 
-    def start(self, bucket: dist.GradBucket) -> Any:
+    def start(self, bucket: GradBucket) -> Any:
         """Run it on one bucket; answers its future.
 
         Raises:
@@ -61,7 +61,7 @@ class Inner:
         return future
 
 
-def inner_of(given: InnerHook | None, *, group: dist.ProcessGroup) -> Inner | None:
+def inner_of(given: InnerHook | None, *, group: ProcessGroup) -> Inner | None:
     """Check a user's inner hook.
 
     Args:
@@ -82,8 +82,8 @@ def inner_of(given: InnerHook | None, *, group: dist.ProcessGroup) -> Inner | No
     for name in names:
         if name in _DO_NOT_AVERAGE:
             raise UnsupportedModelError(
-                f"the noise scale cannot be measured with inner_hook {name}: {_DO_NOT_AVERAGE[name]}; measure "  # noqa: E501  to be wrapped
-                "with DDP's own all-reduce or torch's fp16_compress_hook, and go back to it afterwards"
+                f"the noise scale cannot be measured with inner_hook {name}: {_DO_NOT_AVERAGE[name]}; "
+                "measure with DDP's own all-reduce or torch's fp16_compress_hook, and go back to it later"
             )
     return Inner(
         hook=hook,

@@ -89,6 +89,11 @@ class Measuring:
         return self._every
 
     @property
+    def passes(self) -> int:
+        """Synchronised backward passes so far."""
+        return self._passes
+
+    @property
     def stopped(self) -> bool:
         """Whether no more steps will be measured."""
         return self._stopped

@@ -23,10 +23,11 @@ def square_norm(values: Tensor) -> Tensor:
     wide = torch.promote_types(values.dtype, torch.float32)
     flat = values.detach().reshape(-1)
     if flat.device.type != "cpu":
-        return torch.linalg.vector_norm(flat, dtype=wide).double().square()
+        norm: Tensor = torch.linalg.vector_norm(flat, dtype=wide)
+        return norm.double().square()
     whole = flat.numel() // ROW * ROW
     # A norm is taken per row and squared in float64: the float32 square of a gradient below
     # 1e-19 would be 0.
-    rows = torch.linalg.vector_norm(flat[:whole].view(-1, ROW), dim=1, dtype=wide).double()
-    tail = torch.linalg.vector_norm(flat[whole:], dtype=wide).double()
-    return rows.square().sum() + tail.square()
+    rows: Tensor = torch.linalg.vector_norm(flat[:whole].view(-1, ROW), dim=1, dtype=wide)
+    tail: Tensor = torch.linalg.vector_norm(flat[whole:], dtype=wide)
+    return rows.double().square().sum() + tail.double().square()

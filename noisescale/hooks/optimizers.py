@@ -117,7 +117,7 @@ def learning_rate_of(optimizer: Optimizer) -> float | Tensor | None:
     """
     rate = optimizer.param_groups[0].get("lr") if optimizer.param_groups else None
     if isinstance(rate, Tensor):
-        return rate.detach().clone() if rate.device.type != "cpu" else float(rate.tolist())
+        return rate.detach().clone() if rate.device.type != "cpu" else float(rate.reshape(-1).tolist()[0])
     return float(rate) if rate is not None else None
 
 

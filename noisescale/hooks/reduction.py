@@ -123,4 +123,5 @@ def agree_on_every(every: int, *, group: dist.ProcessGroup, device: torch.device
     """Rank 0's number, on every rank; waits for all of them, once, when attaching."""
     number = torch.tensor([every if dist.get_rank(group) == 0 else 0], dtype=torch.float64, device=device)
     dist.all_reduce(number, group=group)
-    return round(number.tolist()[0])
+    agreed: float = number.tolist()[0]
+    return round(agreed)

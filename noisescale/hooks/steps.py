@@ -68,7 +68,8 @@ class StepReader:
             return None
         if global_sq > OVERSHOOT * local_sq:
             raise UnsupportedModelError(
-                f"the reduced gradient's square norm {global_sq:.6g} is above the ranks' mean {local_sq:.6g}, "  # noqa: E501  to be wrapped
+                f"the reduced gradient's square norm {global_sq:.6g} is above the ranks' mean "
+                f"{local_sq:.6g}, "
                 "which no average over ranks can be; inner_hook= must average over all ranks of the model"
             )
         if local_sq > 0 and local_sq - global_sq <= IDENTICAL * local_sq:

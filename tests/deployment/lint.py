@@ -282,7 +282,10 @@ def kubernetes_validate(tools: Tools, manifests: Path) -> list[str]:
     own = [document for document in documents if "monitoring.coreos.com" not in document["apiVersion"]]
     checked = manifests.with_suffix(".own.yaml")
     checked.write_text(yaml.safe_dump_all(own))
-    run([tools.python(), "-m", "kubernetes_validate", "--strict", "--version", KUBERNETES, checked])
+    command = [tools.python(), "-m", "kubernetes_validate", "--strict", "-k", KUBERNETES, checked]
+    passed = run(command).count(" passed for resource ")
+    if passed != len(own):  # it answers 0 to a command line that makes it look at nothing
+        raise ToolError(f"{passed} of {len(own)} resources of {checked.name} were checked")
     return [document["kind"] for document in documents]
 
 
