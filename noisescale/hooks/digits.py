@@ -47,9 +47,16 @@ def arguments(given: Sequence[str] | None = None) -> argparse.Namespace:
 
 def main() -> None:
     """One rank's whole job."""
-    args = arguments()
     torch.set_num_threads(1)  # two ranks on two cores; more threads would fight over them
     dist.init_process_group("gloo")
+    # The model lives in train() alone: gloo's threads, which hold its last gradients, then end
+    # before the interpreter does. Where they do not, PyTorch aborts a job now and then at its exit.
+    train(arguments())
+    dist.destroy_process_group()
+
+
+def train(args: argparse.Namespace) -> None:
+    """From the data to the advice."""
     torch.manual_seed(args.seed)
     training, test = digits()
     sampler: DistributedSampler[tuple[Tensor, ...]] = DistributedSampler(
@@ -81,7 +88,6 @@ def main() -> None:
     if dist.get_rank() == 0 and steps > 0:
         say(monitor.recommend().explanation)
     monitor.close()  # noisescale: send what is left
-    dist.destroy_process_group()
 
 
 def digits() -> tuple[TensorDataset, TensorDataset]:

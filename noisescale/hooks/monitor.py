@@ -19,6 +19,11 @@ from noisescale.recommend import recommend_run
 EXIT_TIMEOUT_S = 2.0
 """How long the end of the process may wait for the last report."""
 
+EXIT_GRACE_S = 0.1
+"""How long the end of the process lets gloo's threads drop the last gradients they hold. One that
+does so after the interpreter has begun to end aborts the process (pytorch/pytorch#179291), with
+noisescale or without."""
+
 
 class Capture(Protocol):
     """Where the gradients are taken; one per kind of model."""
@@ -150,3 +155,4 @@ def _close_at_exit(monitor: "weakref.ref[Monitor]") -> None:
     alive = monitor()
     if alive is not None:
         alive.close(EXIT_TIMEOUT_S)
+        time.sleep(EXIT_GRACE_S)
