@@ -1,12 +1,20 @@
 """Request bodies, read up to a limit, gzip undone."""
 
+import asyncio
+import contextlib
 import zlib
+from collections.abc import AsyncIterator
 
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 
 from noisescale_server.api_errors import ApiError
 
 _GZIP_WINDOW = 16 + zlib.MAX_WBITS
+
+_DISCARDED_BYTES = 64 * 2**20
+_DISCARDED_S = 10.0
+"""How much of a body that is refused is still read, and thrown away: a sender that has not sent it
+all would otherwise see a broken connection and no answer."""
 
 
 async def read_body(request: Request, *, max_bytes: int) -> bytes:
@@ -25,13 +33,14 @@ async def read_body(request: Request, *, max_bytes: int) -> bytes:
             fields=["Content-Encoding"],
         )
     declared = request.headers.get("content-length", "")
-    if declared.isdigit() and int(declared) > max_bytes:
-        raise _too_large(max_bytes)
     unpack = zlib.decompressobj(_GZIP_WINDOW) if encoding == "gzip" else None
     body = bytearray()
     received = 0
+    stream = request.stream()
     try:
-        async for chunk in request.stream():
+        if declared.isdigit() and int(declared) > max_bytes:
+            raise _too_large(max_bytes)
+        async for chunk in stream:
             received += len(chunk)
             if received > max_bytes:
                 raise _too_large(max_bytes)
@@ -40,10 +49,24 @@ async def read_body(request: Request, *, max_bytes: int) -> bytes:
             if len(body) > max_bytes:
                 raise _too_large(max_bytes)
     except zlib.error:
+        await _discard(stream)
         raise _broken() from None
+    except ApiError:
+        await _discard(stream)
+        raise
     if unpack is not None and not unpack.eof:
         raise _broken()
     return bytes(body)
+
+
+async def _discard(stream: AsyncIterator[bytes]) -> None:
+    discarded = 0
+    with contextlib.suppress(TimeoutError, ClientDisconnect):
+        async with asyncio.timeout(_DISCARDED_S):
+            async for chunk in stream:
+                discarded += len(chunk)
+                if discarded > _DISCARDED_BYTES:
+                    return
 
 
 def _too_large(max_bytes: int) -> ApiError:
