@@ -8,9 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from typer.testing import CliRunner, Result
+
 from noisescale_client.cli import app
 from noisescale_client.processes import free_port
-from typer.testing import CliRunner, Result
 
 COMMANDS = ("demo", "runs", "show", "recommend", "what-if")
 WHAT_IF = (

@@ -3,6 +3,9 @@
 import json
 
 import pytest
+
+from noisescale.advice import RecommendRequest
+from noisescale.errors import InvalidInputError, NoiseScaleError
 from noisescale_client import (
     NoiseScaleClient,
     RequestRefusedError,
@@ -12,9 +15,6 @@ from noisescale_client import (
     UnknownRunError,
 )
 from noisescale_client.processes import free_port
-
-from noisescale.advice import RecommendRequest
-from noisescale.errors import InvalidInputError, NoiseScaleError
 from tests.client.wire_server import Reply, error, wire_server
 
 REQUEST = RecommendRequest.model_validate(

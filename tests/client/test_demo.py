@@ -12,11 +12,11 @@ from pathlib import Path
 
 import pytest
 from matplotlib.image import imread
+from typer.testing import CliRunner
+
 from noisescale_client import NoiseScaleClient, ServerUnreachableError, UnknownRunError
 from noisescale_client.cli import app
 from noisescale_client.processes import free_port
-from typer.testing import CliRunner
-
 from tests.services import wait_until
 
 COMMAND = Path(sys.executable).with_name("noisescale")

@@ -4,11 +4,11 @@ from pathlib import Path
 
 import pytest
 from matplotlib.image import imread
-from noisescale_client.picture import save_picture
 
 from noisescale.advice import Recommendation, RecommendRequest
 from noisescale.recommend import recommend
 from noisescale.wire import Series, SeriesPoint
+from noisescale_client.picture import save_picture
 
 BLUE, ORANGE, GREEN = (0x25, 0x63, 0xEB), (0xD9, 0x77, 0x06), (0x05, 0x96, 0x69)
 

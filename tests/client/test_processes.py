@@ -6,6 +6,7 @@ import time
 from pathlib import Path
 
 import pytest
+
 from noisescale_client.errors import DemoError
 from noisescale_client.processes import Child, clean_environment, free_port, wait_for
 

@@ -9,14 +9,14 @@ import time
 from datetime import UTC, datetime, timedelta
 
 import pytest
-from noisescale_client import HttpPusher
-from noisescale_client.backoff import LONGEST_RETRY_AFTER_S, backoff_s, retry_after_s
-from noisescale_client.processes import free_port
-from noisescale_client.pusher import MAX_SUMS_PER_REQUEST, combine
 
 from noisescale.blocks import Block, MomentSums
 from noisescale.errors import InvalidInputError
 from noisescale.wire import BlocksReport, RunInfo
+from noisescale_client import HttpPusher
+from noisescale_client.backoff import LONGEST_RETRY_AFTER_S, backoff_s, retry_after_s
+from noisescale_client.processes import free_port
+from noisescale_client.pusher import MAX_SUMS_PER_REQUEST, combine
 from tests.client.wire_server import Reply, error, wire_server
 
 LOGGER = "noisescale_client.pusher"

@@ -4,9 +4,6 @@ import io
 import time
 
 import pytest
-from noisescale_client.cli import app
-from noisescale_client.progress import progress_on
-from noisescale_client.tables import age_in_words, console_for, interval_in_words, recommendation_view
 from rich.console import Console
 from typer.testing import CliRunner
 
@@ -14,6 +11,9 @@ from noisescale.advice import RecommendRequest
 from noisescale.estimate import Estimate
 from noisescale.recommend import recommend
 from noisescale.wire import RunDetail, RunInfo, RunList, RunSummary
+from noisescale_client.cli import app
+from noisescale_client.progress import progress_on
+from noisescale_client.tables import age_in_words, console_for, interval_in_words, recommendation_view
 from tests.client.wire_server import Reply, wire_server
 
 

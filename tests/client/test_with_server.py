@@ -5,6 +5,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner, Result
+
+from noisescale.advice import RecommendRequest
+from noisescale.recommend import recommend
+from noisescale.wire import BlocksReport, RunInfo
 from noisescale_client import (
     HttpPusher,
     NoiseScaleClient,
@@ -13,11 +18,6 @@ from noisescale_client import (
     UnknownRunError,
 )
 from noisescale_client.cli import app
-from typer.testing import CliRunner, Result
-
-from noisescale.advice import RecommendRequest
-from noisescale.recommend import recommend
-from noisescale.wire import BlocksReport, RunInfo
 from tests.services import Server, running_server
 from tests.synthetic import NOISE_SCALE, blocks_of, gaussian_moments
 

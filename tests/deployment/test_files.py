@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 import yaml
-from noisescale_server.settings import Settings
 
+from noisescale_server.settings import Settings
 from tests.deployment.build_image import base_image
 from tests.deployment.conftest import Stack
 from tests.deployment.stack import DOCKER, READ_TOKEN, WRITE_TOKEN

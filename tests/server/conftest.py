@@ -4,9 +4,9 @@ import asyncio
 from collections.abc import Iterator
 
 import pytest
+
 from noisescale_server.database import Database
 from noisescale_server.settings import Settings
-
 from tests.services import Server, running_postgres, running_server
 
 

@@ -8,13 +8,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from sqlalchemy import create_engine, inspect
+from sqlalchemy.engine import make_url
+
 from noisescale_server.app import create_app
 from noisescale_server.database import Database
 from noisescale_server.schema import metadata
 from noisescale_server.settings import Settings
-from sqlalchemy import create_engine, inspect
-from sqlalchemy.engine import make_url
-
 from tests.server.reports import report, some_blocks
 from tests.services import Server, free_port, http, running_postgres, running_server, wait_until
 

@@ -1,6 +1,7 @@
 """Runs migrations on the connection that noisescale_server.database hands over."""
 
 from alembic import context
+
 from noisescale_server.schema import metadata
 
 connection = context.config.attributes["connection"]
