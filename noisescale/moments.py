@@ -76,6 +76,14 @@ class SampleGeometry:
         )
 
     @classmethod
+    def of_sums(cls, *, weight_over_count: float, squared_weight_over_count: float) -> "SampleGeometry":
+        """From sum_k w_k / n_k and sum_k w_k^2 / n_k, for any weights that sum to 1.
+
+        Both are sums over samples, so they may be gathered rank by rank.
+        """
+        return cls(spread=weight_over_count - squared_weight_over_count, residual=squared_weight_over_count)
+
+    @classmethod
     def equal_weights(cls, *, samples: int, sum_inverse_counts: float) -> "SampleGeometry":
         """Plain averaging, w_k = 1/K, as DDP does whatever the sizes are.
 

@@ -71,6 +71,7 @@ class RunInfo(BaseModel):
     every: PositiveInt | None = None
     measured_share: Annotated[FiniteFloat, Field(ge=0)] | None = None
     loss_reduction: Literal["mean", "global_mean"] | None = None
+    samples: Literal["rank", "micro_batch", "norm_layers"] | None = None
     tuned: TunedBase | None = None
     labels: Annotated[dict[Name, LabelValue], Field(max_length=32)] = Field(default_factory=dict)
     versions: Annotated[dict[Name, LabelValue], Field(max_length=16)] = Field(default_factory=dict)

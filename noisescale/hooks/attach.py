@@ -8,13 +8,17 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
 from noisescale.blocks import BatchUnit
-from noisescale.errors import CommHookTakenError
+from noisescale.errors import CommHookTakenError, InvalidInputError
+from noisescale.hooks.accumulation import AccumulationCapture
 from noisescale.hooks.counting import Count
 from noisescale.hooks.ddp import NoiseScaleState, check_model, noise_scale_hook
 from noisescale.hooks.destinations import ReportTo
+from noisescale.hooks.groups import Groups
 from noisescale.hooks.inner_hooks import InnerHook
 from noisescale.hooks.monitor import Monitor
+from noisescale.hooks.options import Options
 from noisescale.hooks.run_info import Tuned
+from noisescale.hooks.sampling import LossReduction, SampledBy
 
 
 def attach(
@@ -33,6 +37,9 @@ def attach(
     labels: Mapping[str, str] | None = None,
     max_overhead: float = 0.01,
     grad_scaler: Any = None,
+    samples: SampledBy | None = None,
+    loss_reduction: LossReduction | None = None,
+    groups: Groups = None,
 ) -> Monitor:
     """Measure the noise scale of a model's training from now on. Call it on every rank.
 
@@ -40,7 +47,8 @@ def attach(
     Measuring never stops training: what goes wrong later is logged once, and measuring ends.
 
     Args:
-        model: A DistributedDataParallel of at least 2 ranks, before its first step.
+        model: A DistributedDataParallel of at least 2 ranks, before its first step; or, with
+            samples="micro_batch", any module that one process trains.
         optimizer: That trains it; may be wrapped. None finds the one that holds its parameters.
         report_to: "http://HOST:PORT" of a noisescale server, "file:PATH.jsonl", a function that
             takes one noisescale.wire.BlocksReport, or None: ask the monitor.
@@ -59,6 +67,14 @@ def attach(
         max_overhead: For every="auto": the share of the step time that measuring may cost.
         grad_scaler: The GradScaler, if there is one: its scale is taken out of the gradients.
             Without it the noise scale is right but for the steps at which the scale changes.
+        samples: "rank" (the default): what a rank accumulates in a step is one sample. "micro_batch":
+            each of its micro-batches is one, which says more from the same step; costs a read of each.
+        loss_reduction: "mean": the loss is a mean over its micro-batch (the default, where it is not
+            said). "global_mean": it is a sum over examples (or tokens) divided by their number over all
+            micro-batches and ranks; count= must then count what the sum runs over.
+        groups: Parts of the model that get a noise scale of their own, at most 64: "param_groups",
+            patterns of parameter names as ["*attention*", "*mlp*"], a mapping from group to pattern, or a
+            function of a parameter's name and the parameter to a group's name or None.
 
     Raises:
         CommHookTakenError: The model has a comm hook; pass it as inner_hook.
@@ -68,25 +84,33 @@ def attach(
         UnsupportedModelError: This model is not measured; says what to do.
         InvalidInputError: An argument cannot be right.
     """
+    options: dict[str, Any] = {
+        "report_to": report_to,
+        "run": run,
+        "every": every,
+        "batch_unit": batch_unit,
+        "count": count,
+        "token": token,
+        "tuned": tuned,
+        "max_micro_batch_size": max_micro_batch_size,
+        "labels": labels,
+        "max_overhead": max_overhead,
+        "grad_scaler": grad_scaler,
+        "loss_reduction": loss_reduction,
+        "groups": groups,
+    }
+    if not isinstance(model, DistributedDataParallel) and samples == "micro_batch":
+        if inner_hook is not None:
+            raise InvalidInputError(
+                f"inner_hook= is for DistributedDataParallel models, this is a {type(model).__name__}; "
+                "leave it out",
+                field="inner_hook",
+            )
+        return AccumulationCapture(model, optimizer, Options(**options)).monitor
     check_model(model)
     if not isinstance(model, DistributedDataParallel):  # for the type checker: check_model raised
         raise TypeError
-    state = NoiseScaleState(
-        model,
-        optimizer,
-        report_to=report_to,
-        run=run,
-        every=every,
-        batch_unit=batch_unit,
-        count=count,
-        inner_hook=inner_hook,
-        token=token,
-        tuned=tuned,
-        max_micro_batch_size=max_micro_batch_size,
-        labels=labels,
-        max_overhead=max_overhead,
-        grad_scaler=grad_scaler,
-    )
+    state = NoiseScaleState(model, optimizer, inner_hook=inner_hook, samples=samples or "rank", **options)
     try:
         model.register_comm_hook(state, noise_scale_hook)
     except RuntimeError as error:

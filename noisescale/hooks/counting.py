@@ -82,11 +82,13 @@ class Tally:
         count: Examples (or tokens) in them.
         inverse_count: 1/n of the sample. 1/count for micro-batches of one size; in general the
             mean of M micro-batch gradients has variance tr(Sigma) sum_j (1/n_j) / M^2.
+        mean_inverse: sum_j (1/n_j) / M, for which each micro-batch is a sample.
     """
 
     micro_batches: int
     count: int
     inverse_count: float
+    mean_inverse: float
 
 
 @dataclass(slots=True)
@@ -102,8 +104,9 @@ class _Forwards:
             self.sum_of_inverses += 1.0 / count
 
     def tally(self) -> Tally:
-        inverse = self.sum_of_inverses / self.micro_batches**2 if self.micro_batches else 0.0
-        return Tally(self.micro_batches, self.count, inverse)
+        mean = self.sum_of_inverses / self.micro_batches if self.micro_batches else 0.0
+        inverse = mean / self.micro_batches if self.micro_batches else 0.0
+        return Tally(self.micro_batches, self.count, inverse_count=inverse, mean_inverse=mean)
 
 
 class BatchCounter:
@@ -121,6 +124,11 @@ class BatchCounter:
     def add(self, count: int, *, training: bool) -> None:
         """One forward of `count` examples that may be followed by a backward."""
         (self._training if training else self._evaluation).add(count)
+
+    @property
+    def only_evaluates(self) -> bool:
+        """Whether there was no forward in training mode since the last take()."""
+        return self._training.micro_batches == 0
 
     def take(self) -> Tally:
         """What there has been since the last take()."""

@@ -13,7 +13,7 @@ register_comm_hook compares the hook's annotations with the types themselves.)
 
 import time
 import weakref
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -25,18 +25,20 @@ from torch.optim import Optimizer
 
 from noisescale.blocks import BatchUnit
 from noisescale.errors import CommHookTakenError, InvalidInputError, UnsupportedModelError
+from noisescale.hooks.assembly import assemble
 from noisescale.hooks.counting import BatchCounter, Count, Tally, count_by
-from noisescale.hooks.destinations import ReportTo, run_name, sink_for
+from noisescale.hooks.destinations import ReportTo
+from noisescale.hooks.groups import Groups, LayerGroups
 from noisescale.hooks.inner_hooks import InnerHook, inner_of, reduced_tensor
 from noisescale.hooks.measuring import Measuring
+from noisescale.hooks.micro_batches import MicroBatchSquares
 from noisescale.hooks.monitor import Monitor
 from noisescale.hooks.norms import square_norm
-from noisescale.hooks.optimizers import describe, learning_rate_of, resolve_optimizer
-from noisescale.hooks.overhead import OverheadMeter
+from noisescale.hooks.optimizers import learning_rate_of
+from noisescale.hooks.options import Options
 from noisescale.hooks.publish import Slot
-from noisescale.hooks.reporter import RankZeroReporter, Reporter, SilentReporter
-from noisescale.hooks.run_info import Tuned, run_info
-from noisescale.hooks.steps import StepReader
+from noisescale.hooks.run_info import Tuned
+from noisescale.hooks.sampling import LossReduction, SampledBy
 
 
 def noise_scale_hook(state: "NoiseScaleState", bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
@@ -80,67 +82,61 @@ class NoiseScaleState:
         labels: Mapping[str, str] | None = None,
         max_overhead: float = 0.01,
         grad_scaler: Any = None,
+        samples: SampledBy = "rank",
+        loss_reduction: LossReduction | None = None,
+        groups: Groups = None,
     ) -> None:
         check_model(model)
-        if batch_unit not in ("examples", "tokens"):
+        options = Options(
+            report_to=report_to,
+            run=run,
+            every=every,
+            batch_unit=batch_unit,
+            count=count,
+            token=token,
+            tuned=tuned,
+            max_micro_batch_size=max_micro_batch_size,
+            labels=labels,
+            max_overhead=max_overhead,
+            grad_scaler=grad_scaler,
+            loss_reduction=loss_reduction,
+            groups=groups,
+        )
+        if samples not in ("rank", "micro_batch"):
             raise InvalidInputError(
-                f'batch_unit is "examples" or "tokens", got {batch_unit!r}', field="batch_unit"
+                f'samples is "rank" or "micro_batch" for a DDP model, got {samples!r}', field="samples"
             )
-        trained_by = resolve_optimizer(model, optimizer)
         group: dist.ProcessGroup = model.process_group
         self._inner = inner_of(inner_hook, group=group)
         flags = {"inner_hook": f"{self._inner.name} (rounds)"} if self._inner and self._inner.rounds else {}
-        meter = OverheadMeter(every, max_overhead=max_overhead)
-        name = run_name(run)
-        info = run_info(
-            model,
-            optimizer_fields=describe(trained_by, given=optimizer),
-            dp_world_size=group.size(),
-            tuned=tuned,
-            max_micro_batch_size=max_micro_batch_size,
-            labels={**flags, **(labels or {})},
-        )
-        # On every rank, so that what cannot be right raises on every rank.
-        sink = sink_for(report_to, run=name, token=token)
-        attempt = time.time_ns() // 1_000_000
-
-        rank, world_size = dist.get_rank(group), group.size()
-        self._batch_unit: BatchUnit = batch_unit
-        self._count = count
-        self._grad_scaler = grad_scaler
+        built = assemble(model, optimizer, options, group=group, sampled_by=samples, labels=flags)
+        self._options = options
         self._group: dist.ProcessGroup | None = group
         self._model = weakref.ref(model)
         self._counter = BatchCounter()
         self._counted = False
-        self._reports = rank == 0
+        self._reports = built.reports
         self._slot: Slot | None = None
         self._carried: Tensor | None = None
-        self._divisor = world_size
+        self._divisor = group.size()
+        self._groups = built.groups
         self._reset_passes()
-        reporter: Reporter
-        if rank == 0:
-            reporter = RankZeroReporter(
-                sink=sink,
-                info=info,
-                reader=StepReader(world_size=world_size),
-                meter=meter,
-                world_size=world_size,
-                batch_unit=batch_unit,
-                attempt=attempt,
+        self._measuring: Measuring | None = built.measuring
+        trainable = [parameter for parameter in model.parameters() if parameter.requires_grad]
+        self._micro_batches: MicroBatchSquares | None = None
+        if samples == "micro_batch":
+            self._micro_batches = MicroBatchSquares(
+                trainable, groups=built.groups, on_error=built.measuring.fail
             )
-        else:
-            reporter = SilentReporter(rank=rank, batch_unit=batch_unit, meter=meter)
-        self._measuring: Measuring | None = Measuring(
-            group=group, device=next(model.parameters()).device, meter=meter, consumer=reporter
-        )
+        trained_by = built.optimizer
         self._optimizer = weakref.ref(trained_by)
-        probed = [parameter for parameter in model.parameters() if parameter.requires_grad][-1]
+        probed = trainable[-1]
         self._handles = [
             model.register_forward_pre_hook(self._before_forward, with_kwargs=True),
             trained_by.register_step_post_hook(self._after_step),
             probed.register_hook(_Probe(self, probed)),  # type: ignore[no-untyped-call]  # torch has no types for it
         ]
-        self.monitor = Monitor(self, reporter, run=name, attempt=attempt)
+        self.monitor = Monitor(self, built.reporter, run=built.run, attempt=built.attempt)
 
     @property
     def passes(self) -> int:
@@ -164,6 +160,8 @@ class NoiseScaleState:
     def detach(self) -> None:
         """Stop measuring and take all hooks off that PyTorch lets one take off."""
         self.leave()
+        if self._micro_batches is not None:
+            self._micro_batches.unwatch()
         for handle in self._handles:
             handle.remove()
         self._handles = []
@@ -174,17 +172,22 @@ class NoiseScaleState:
         if index == 0:
             self._begin_pass()
         slot = self._slot
-        if slot is not None and slot.measuring:
+        if slot is not None and slot.measuring and self._micro_batches is None:
             self._take_local(slot, bucket)
         future = self._start_reduction(bucket)
         if slot is not None and slot.measuring and self._reports:
-            future = future.then(lambda done: self._take_global(slot, index, reduced_tensor(done)))
+            # The parameters of this bucket: it is another one by the time that it is reduced.
+            parameters = () if self._groups.only_total else tuple(bucket.parameters())
+            future = future.then(
+                lambda done: self._take_global(slot, index, reduced_tensor(done), parameters)
+            )
         elif self._inner is None:
             future = future.then(reduced_tensor)
         if slot is not None and bucket.is_last() and self._measuring is not None:
             # Here, right behind the last bucket's reduction: the one place that is the same on
             # every rank, in Join and with unused parameters too.
             self._slot = None
+            self._take_micro_batches(slot)
             self._measuring.send(slot)
         return future
 
@@ -209,7 +212,7 @@ class NoiseScaleState:
         self._slot = slot
         if slot is not None and slot.measuring:
             slot.carried = self._carried
-            scale = getattr(self._grad_scaler, "_scale", None)
+            scale = getattr(self._options.grad_scaler, "_scale", None)
             if isinstance(scale, Tensor):
                 # Cloned, for the scaler changes it in place before the squares are read.
                 slot.unscale = scale.detach().clone().double().square().reciprocal()
@@ -232,15 +235,25 @@ class NoiseScaleState:
     def _take_local(self, slot: Slot, bucket: GradBucket) -> None:
         started = time.perf_counter()
         try:
-            slot.local_squares[bucket.index()] = square_norm(bucket.buffer()).reshape(1)
+            parameters = () if self._groups.only_total else bucket.parameters()
+            slot.local_squares[bucket.index()] = self._groups.of_buffer(bucket.buffer(), parameters)
         except Exception as error:  # noqa: BLE001  training must go on; all ranks are told in the packet
             self._fail(slot, error)
         slot.cost_s += time.perf_counter() - started
 
-    def _take_global(self, slot: Slot, index: int, reduced: Tensor) -> Tensor:
+    def _take_micro_batches(self, slot: Slot) -> None:
+        if self._micro_batches is None:
+            return
+        try:
+            squares, _ = self._micro_batches.take(micro_batches=slot.tally.micro_batches)
+            slot.local_squares[0] = squares
+        except Exception as error:  # noqa: BLE001  training must go on; all ranks are told in the packet
+            self._fail(slot, error)
+
+    def _take_global(self, slot: Slot, index: int, reduced: Tensor, parameters: Sequence[Tensor]) -> Tensor:
         started = time.perf_counter()
         try:
-            slot.global_squares[index] = square_norm(reduced).reshape(1)
+            slot.global_squares[index] = self._groups.of_buffer(reduced, parameters)
         except Exception as error:  # noqa: BLE001  training must go on; all ranks are told in the next packet
             self._fail(slot, error)
         slot.cost_s += time.perf_counter() - started
@@ -255,7 +268,7 @@ class NoiseScaleState:
         if not torch.is_grad_enabled() or self._measuring is None or self._measuring.stopped:
             return
         try:
-            counted = count_by(self._count, args, kwargs, batch_unit=self._batch_unit)
+            counted = count_by(self._options.count, args, kwargs, batch_unit=self._options.batch_unit)
         except Exception as error:
             if not self._counted:
                 raise  # nothing has been trained yet: the one time when an error does no harm
@@ -263,6 +276,10 @@ class NoiseScaleState:
             return
         self._counted = True
         self._counter.add(counted, training=module.training)
+        if self._micro_batches is not None and (module.training or self._counter.only_evaluates):
+            self._micro_batches.weigh(self._measuring.sampling.micro_batch_factor(counted))
+            if self._measuring.decide():
+                self._micro_batches.watch()
 
     def _after_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         self._passes_since_step = 0
@@ -305,6 +322,9 @@ class NoiseScaleState:
         self._group = None
         self._model = None  # type: ignore[assignment]  # a copy hangs on no model
         self._measuring = None
+        self._micro_batches = None
+        self._groups = LayerGroups()
+        self._options = Options()
         self._slot = None
         self._counter = BatchCounter()
         self._reports = False

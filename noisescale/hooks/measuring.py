@@ -12,6 +12,7 @@ all of them measure through this.
 import logging
 import threading
 import time
+from dataclasses import replace
 from typing import Protocol
 
 import torch
@@ -22,6 +23,7 @@ from noisescale.hooks.counting import Tally
 from noisescale.hooks.overhead import OverheadMeter
 from noisescale.hooks.publish import Reading, Slot, SlotQueue
 from noisescale.hooks.reduction import Packet, Share, agree_on_every, own_group, pack, sum_over_ranks
+from noisescale.hooks.sampling import Sampling
 
 _log = logging.getLogger(__name__)
 
@@ -50,24 +52,28 @@ class Measuring:
     """One rank's part in measuring steps together.
 
     Args:
-        group: The model's data-parallel ranks; a group of their own is made of them.
+        group: The model's data-parallel ranks; a group of their own is made of them. None is one
+            process alone.
         device: Where the packets are reduced.
         meter: Decides every how many steps to measure; rank 0's counts.
         consumer: Of measured steps.
         groups: Layer groups, each with a square norm of its own in the packet.
+        sampling: What the samples are.
     """
 
     def __init__(
         self,
         *,
-        group: dist.ProcessGroup,
+        group: dist.ProcessGroup | None,
         device: torch.device,
         meter: OverheadMeter,
         consumer: Consumer,
         groups: int = 1,
+        sampling: Sampling,
     ) -> None:
-        self.rank = dist.get_rank(group)
-        self.world_size = dist.get_world_size(group)
+        self.rank = 0 if group is None else dist.get_rank(group)
+        self.world_size = 1 if group is None else dist.get_world_size(group)
+        self.sampling = sampling
         self.meter = meter
         self.group = own_group(group)
         self._device = device
@@ -82,6 +88,7 @@ class Measuring:
         self._failed = False
         self._leaving = False
         self._stopped = False
+        self._decided: bool | None = None
 
     @property
     def every(self) -> int:
@@ -98,6 +105,19 @@ class Measuring:
         """Whether no more steps will be measured."""
         return self._stopped
 
+    def decide(self) -> bool:
+        """Whether the next synchronised backward pass is to be measured; alike on all ranks.
+
+        For captures that begin before that pass does: at the first of several micro-batches.
+        """
+        if self._decided is None:
+            if not self._stopped:
+                self.collect()
+            if not self._stopped and self._passes >= self._next and len(self._sent) >= DEPTH:
+                self._settle_oldest()
+            self._decided = not self._stopped and self._passes >= self._next
+        return self._decided
+
     def begin_pass(self, tally: Tally, *, divisor: int) -> Slot | None:
         """A synchronised backward pass has begun: a slot if it is to be measured, alike on all ranks.
 
@@ -109,16 +129,10 @@ class Measuring:
         """
         started = time.perf_counter()
         self.meter.passed(started)
+        measured, self._decided = self.decide(), None
         index, self._passes = self._passes, self._passes + 1
         self._examples += tally.count
-        if self._stopped:
-            return None
-        self.collect()
-        if index < self._next:
-            return None
-        if len(self._sent) >= DEPTH:
-            self._settle_oldest()
-        if self._stopped:
+        if not measured:
             return None
         self._next = index + self._every
         examples, self._examples = self._examples, 0
@@ -220,7 +234,9 @@ class Measuring:
     def _packet(self, slot: Slot) -> Tensor:
         share = Share(
             active=int(slot.tally.micro_batches > 0),
-            inverse_count=slot.tally.inverse_count,
+            samples=self.sampling.samples(slot.tally),
+            weight_over_count=self.sampling.weight_over_count(slot.tally),
+            squared_weight_over_count=slot.tally.inverse_count,
             count=slot.tally.count,
             examples=slot.examples,
             failed=int(self._failed),
@@ -230,11 +246,18 @@ class Measuring:
         if not self._failed and slot.measuring:
             try:
                 squares = slot.local_total().to(self._device, non_blocking=True)
+                squares = squares * self.sampling.rank_factor(slot.tally)
                 return pack(share, carried=slot.carried, local_squares=squares)
             except Exception as error:  # noqa: BLE001  the others wait for a packet: one that says so is sent
                 self.fail(error)
         nothing = torch.zeros(self._groups, dtype=torch.float64, device=self._device)
-        told = Share(
-            0, 0.0, 0, slot.examples, failed=int(self._failed), leaving=int(self._leaving), every=share.every
+        told = replace(
+            share,
+            active=0,
+            samples=0,
+            weight_over_count=0.0,
+            squared_weight_over_count=0.0,
+            count=0,
+            failed=int(self._failed),
         )
         return pack(told, carried=None, local_squares=nothing)

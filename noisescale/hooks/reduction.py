@@ -16,7 +16,10 @@ class Share:
 
     Attributes:
         active: 1 if the rank has a sample, 0 if it ran out of data (Join) or cannot measure.
-        inverse_count: 1/n of its sample, 0 if it is not active.
+        samples: How many it has: 1, or its micro-batches.
+        weight_over_count: sum_k w_k / n_k over its samples, their weights summing to 1 on the rank;
+            0 if it is not active.
+        squared_weight_over_count: sum_k w_k^2 / n_k, likewise.
         count: Examples (or tokens) in the sample.
         examples: Examples (or tokens) since the measured step before, this one included.
         failed: 1 if measuring failed on this rank: all are to stop.
@@ -25,7 +28,9 @@ class Share:
     """
 
     active: int
-    inverse_count: float
+    samples: int
+    weight_over_count: float
+    squared_weight_over_count: float
     count: int
     examples: int
     failed: int
@@ -34,7 +39,8 @@ class Share:
 
     def numbers(self) -> list[float]:
         """In the order of CONTROL, without `carried`."""
-        fields = (self.active, self.inverse_count, self.count, self.examples)
+        sizes = (self.weight_over_count, self.squared_weight_over_count)
+        fields = (self.active, self.samples, *sizes, self.count, self.examples)
         return [float(value) for value in (*fields, self.failed, self.leaving, self.every)]
 
 
@@ -49,7 +55,9 @@ class Packet:
     """
 
     active: int
-    inverse_counts: float
+    samples: int
+    weight_over_count: float
+    squared_weight_over_count: float
     count: int
     examples: int
     failed: int
@@ -61,10 +69,13 @@ class Packet:
     @classmethod
     def read(cls, numbers: Sequence[float]) -> "Packet":
         """From the packet's numbers, on the host."""
-        active, inverse, count, examples, failed, leaving, every, carried, *squares = numbers
+        active, samples, over_count, squared_over_count, count, examples, *rest = numbers
+        failed, leaving, every, carried, *squares = rest
         return cls(
             active=round(active),
-            inverse_counts=inverse,
+            samples=round(samples),
+            weight_over_count=over_count,
+            squared_weight_over_count=squared_over_count,
             count=round(count),
             examples=round(examples),
             failed=round(failed),
@@ -80,10 +91,6 @@ class Packet:
         return all(math.isfinite(square) for square in self.local_squares)
 
 
-CONTROL_NUMBERS = 8
-"""Numbers in a packet before the square norms."""
-
-
 def pack(share: Share, *, carried: Tensor | None, local_squares: Tensor) -> Tensor:
     """One rank's packet, float64, on the device of its square norms.
 
@@ -97,17 +104,32 @@ def pack(share: Share, *, carried: Tensor | None, local_squares: Tensor) -> Tens
     return torch.cat([numbers, before.to(device, non_blocking=True), local_squares])
 
 
-def sum_over_ranks(packet: Tensor, group: dist.ProcessGroup) -> Any:
-    """Start the all-reduce of a packet, in place; answers its dist.Work."""
+class Done:
+    """The work of summing over one process, which is no work."""
+
+    def is_completed(self) -> bool:
+        """It is."""
+        return True
+
+    def wait(self) -> None:
+        """Does not."""
+
+
+def sum_over_ranks(packet: Tensor, group: dist.ProcessGroup | None) -> Any:
+    """Start the all-reduce of a packet, in place; answers its dist.Work. None is one process alone."""
+    if group is None:
+        return Done()
     return dist.all_reduce(packet, group=group, async_op=True)
 
 
-def own_group(group: dist.ProcessGroup) -> dist.ProcessGroup:
-    """A process group of the same ranks that nothing else uses.
+def own_group(group: dist.ProcessGroup | None) -> dist.ProcessGroup | None:
+    """A process group of the same ranks that nothing else uses; None of None, one process alone.
 
     On the model's own group an inner hook's collectives could come in another order on another
     rank. Every rank of `group` calls this, and no other needs to.
     """
+    if group is None:
+        return None
     made = dist.new_group(
         ranks=dist.get_process_group_ranks(group),
         backend=dist.get_backend(group),
@@ -119,8 +141,10 @@ def own_group(group: dist.ProcessGroup) -> dist.ProcessGroup:
     return made
 
 
-def agree_on_every(every: int, *, group: dist.ProcessGroup, device: torch.device) -> int:
+def agree_on_every(every: int, *, group: dist.ProcessGroup | None, device: torch.device) -> int:
     """Rank 0's number, on every rank; waits for all of them, once, when attaching."""
+    if group is None:
+        return every
     number = torch.tensor([every if dist.get_rank(group) == 0 else 0], dtype=torch.float64, device=device)
     dist.all_reduce(number, group=group)
     agreed: float = number.tolist()[0]

@@ -21,6 +21,8 @@ def run_info(
     *,
     optimizer_fields: Mapping[str, Any],
     dp_world_size: int,
+    loss_reduction: str | None,
+    samples: str,
     tuned: Tuned,
     max_micro_batch_size: int | None,
     labels: Mapping[str, str] | None,
@@ -39,6 +41,8 @@ def run_info(
             {
                 **optimizer_fields,
                 "dp_world_size": dp_world_size,
+                "loss_reduction": loss_reduction,
+                "samples": samples,
                 "batch_norm": keeps_statistics_per_rank(model),
                 "tuned": tuned,
                 "max_micro_batch_size": max_micro_batch_size,

@@ -2,11 +2,13 @@
 
 import logging
 import math
+from collections.abc import Sequence
 
 from noisescale.blocks import TOTAL, MeasuredStep
 from noisescale.errors import UnsupportedModelError
 from noisescale.hooks.publish import Reading
-from noisescale.moments import SampleGeometry, StepMoments, step_moments
+from noisescale.hooks.sampling import Sampling
+from noisescale.moments import StepMoments, step_moments
 
 _log = logging.getLogger(__name__)
 
@@ -24,18 +26,24 @@ class StepReader:
 
     Args:
         world_size: Data-parallel ranks.
+        sampling: What the samples are.
+        groups: Names of the layer groups, in the order of a reading's square norms.
         first_step: Number of the first step after attaching; more than 0 in a resumed job.
     """
 
-    def __init__(self, *, world_size: int, first_step: int = 0) -> None:
+    def __init__(
+        self, *, world_size: int, sampling: Sampling, groups: Sequence[str] = (TOTAL,), first_step: int = 0
+    ) -> None:
         self.first_step = first_step
         self._world_size = world_size
+        self._sampling = sampling
+        self._groups = tuple(groups)
         self._learning_rate: float | None = None
         self._examples = 0
         self._said_identical = False
 
     def read(self, reading: Reading) -> MeasuredStep | None:
-        """One step; None where fewer than two ranks had a sample (the end of an uneven epoch).
+        """One step; None where there were fewer than two samples (the end of an uneven epoch).
 
         Raises:
             UnsupportedModelError: The reduced gradient cannot be a mean over the ranks.
@@ -43,7 +51,7 @@ class StepReader:
         if reading.learning_rate is not None and math.isfinite(reading.learning_rate):
             self._learning_rate = reading.learning_rate
         self._examples += reading.packet.examples
-        if reading.packet.active < 2:
+        if reading.packet.samples < 2:
             return None
         examples, self._examples = self._examples, 0
         return MeasuredStep(
@@ -55,35 +63,45 @@ class StepReader:
         )
 
     def _moments(self, reading: Reading) -> dict[tuple[str, str], StepMoments] | None:
-        packet = reading.packet
-        geometry = SampleGeometry.equal_weights(
-            samples=packet.active, sum_inverse_counts=packet.inverse_counts
-        )
-        # Where ranks ran out of data, the sum over the others was divided by more than their number.
-        rescale = (reading.divisor / packet.active) ** 2
-        # The first layer group is the whole model.
-        local_sq = packet.local_squares[0] / packet.active
-        global_sq = reading.global_squares[0] * rescale
-        if not (packet.finite and math.isfinite(global_sq)):
+        packet, sampling, divisor = reading.packet, self._sampling, reading.divisor
+        pairs = [
+            (
+                sampling.local_sq(packet, group=index, divisor=divisor),
+                sampling.global_sq(reading.global_squares[index], packet, divisor=divisor),
+            )
+            for index in range(len(self._groups))
+        ]
+        if not (packet.finite and all(math.isfinite(global_sq) for _, global_sq in pairs)):
             return None
+        local_sq, global_sq = pairs[self._groups.index(TOTAL)]
         if global_sq > OVERSHOOT * local_sq:
             raise UnsupportedModelError(
-                f"the reduced gradient's square norm {global_sq:.6g} is above the ranks' mean "
-                f"{local_sq:.6g}, "
-                "which no average over ranks can be; inner_hook= must average over all ranks of the model"
+                f"the reduced gradient's square norm {global_sq:.6g} is above the samples' mean "
+                f"{local_sq:.6g}, which no average of them can be; {self._likely_cause()}"
             )
         if local_sq > 0 and local_sq - global_sq <= IDENTICAL * local_sq:
             self._say_identical()
             return None
-        moments = step_moments(local_sq=local_sq, global_sq=global_sq, geometry=geometry)
-        return {(TOTAL, "euclidean"): moments}
+        geometry = sampling.geometry(packet)
+        return {
+            (group, "euclidean"): step_moments(local_sq=local, global_sq=whole, geometry=geometry)
+            for group, (local, whole) in zip(self._groups, pairs, strict=True)
+        }
+
+    def _likely_cause(self) -> str:
+        if self._sampling.loss_reduction == "global_mean":
+            return (
+                'with loss_reduction="global_mean" every loss must be a sum over its examples (or tokens), '
+                "divided by the number of them in the whole step, and counted alike by count="
+            )
+        return "inner_hook= must average over all ranks of the model"
 
     def _say_identical(self) -> None:
         if not self._said_identical:
             self._said_identical = True
             _log.warning(
-                "noisescale sees the same gradient on all %d ranks: do they all read the same data? Use a "
-                "DistributedSampler and call its set_epoch(epoch). Such steps are skipped, for they do not "
-                "show a noise scale of 0 (said once)",
+                "noisescale sees the same gradient in all samples of %d rank(s): are they all of the same "
+                "data? Use a DistributedSampler and call its set_epoch(epoch). Such steps are skipped, for "
+                "they do not show a noise scale of 0 (said once)",
                 self._world_size,
             )

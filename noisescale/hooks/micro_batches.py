@@ -1,0 +1,126 @@
+"""Square norms of micro-batches' gradients, by hooks on the parameters, before they are accumulated.
+
+The hooks are there in measured steps only, so the others cost nothing. They see a gradient under
+no_sync() too, in compiled models, and once for a weight that is used twice.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from noisescale.errors import UnsupportedModelError
+from noisescale.hooks.groups import LayerGroups
+from noisescale.hooks.norms import square_norm
+
+
+class MicroBatchSquares:
+    """One rank's sum, over the micro-batches of a step, of their gradients' square norms.
+
+    Args:
+        parameters: Whose gradients to take; those that require one.
+        groups: Layer groups.
+        on_error: Told what went wrong inside a hook; nothing is raised there.
+        watch_sum: Also keep the square norm of what the micro-batches have added up to.
+    """
+
+    def __init__(
+        self,
+        parameters: Sequence[Tensor],
+        *,
+        groups: LayerGroups,
+        on_error: Callable[[Exception], None],
+        watch_sum: bool = False,
+    ) -> None:
+        self._parameters = list(parameters)
+        self._groups = groups
+        self._on_error = on_error
+        self._watch_sum = watch_sum
+        self._handles: list[Any] = []
+        self._factor = 1.0
+        self._begin()
+
+    @property
+    def watching(self) -> bool:
+        """Whether the hooks are there."""
+        return bool(self._handles)
+
+    def watch(self) -> None:
+        """Begin a step: put the hooks on the parameters."""
+        if not self._handles:
+            self._begin()
+            for index, parameter in enumerate(self._parameters):
+                self._handles.append(parameter.register_hook(self._before(index)))  # type: ignore[no-untyped-call]  # torch has no types for it
+                self._handles.append(parameter.register_post_accumulate_grad_hook(self._after(index)))  # type: ignore[no-untyped-call]  # likewise
+
+    def weigh(self, factor: float) -> None:
+        """What the squares of the micro-batch to come are multiplied by."""
+        self._factor = factor
+
+    def unwatch(self) -> None:
+        """Take the hooks off, and forget."""
+        for handle in self._handles:
+            handle.remove()
+        self._handles = []
+        self._begin()
+
+    def take(self, *, micro_batches: int) -> tuple[Tensor, Tensor]:
+        """By layer group: the sum of the micro-batches' squares, and the square of their sum; unwatches.
+
+        Args:
+            micro_batches: How many there were.
+
+        Raises:
+            UnsupportedModelError: A parameter got its gradient in more than one piece per micro-batch.
+        """
+        times = max(self._times, default=0)
+        seen = [index for index, square in enumerate(self._squares) if square is not None]
+        squares = [square for square in self._squares if square is not None]
+        summed = [square for square in self._sums if square is not None]
+        parameters = [self._parameters[index] for index in seen]
+        self.unwatch()
+        if times > micro_batches:
+            raise UnsupportedModelError(
+                f"a parameter got {times} gradients in {micro_batches} micro-batch(es): reentrant activation "
+                "checkpointing of a weight that is used twice does that, and a backward() for each of "
+                "several losses; use checkpoint(..., use_reentrant=False) and one backward() per "
+                'micro-batch, or attach with samples="rank"'
+            )
+        return self._groups.sums(squares, parameters), self._groups.sums(summed, parameters)
+
+    def _begin(self) -> None:
+        count = len(self._parameters)
+        self._pending: list[Tensor | None] = [None] * count
+        self._squares: list[Tensor | None] = [None] * count
+        self._sums: list[Tensor | None] = [None] * count
+        self._times = [0] * count
+
+    def _before(self, index: int) -> Callable[[Tensor], None]:
+        def hook(gradient: Tensor) -> None:
+            # Not counted yet: torch.autograd.grad() calls this too, and accumulates nothing.
+            try:
+                self._pending[index] = square_norm(gradient)
+            except Exception as error:  # noqa: BLE001  training must go on
+                self._on_error(error)
+
+        torch.utils.hooks.unserializable_hook(hook)  # type: ignore[no-untyped-call]  # a copy is watched by no one
+        return hook
+
+    def _after(self, index: int) -> Callable[[Tensor], None]:
+        def hook(parameter: Tensor) -> None:
+            square, self._pending[index] = self._pending[index], None
+            if square is None:
+                return
+            try:
+                weighed = square if self._factor == 1.0 else square * self._factor
+                before = self._squares[index]
+                self._squares[index] = weighed if before is None else before + weighed
+                self._times[index] += 1
+                if self._watch_sum and parameter.grad is not None:
+                    self._sums[index] = square_norm(parameter.grad)
+            except Exception as error:  # noqa: BLE001  training must go on
+                self._on_error(error)
+
+        torch.utils.hooks.unserializable_hook(hook)  # type: ignore[no-untyped-call]  # a copy is watched by no one
+        return hook
