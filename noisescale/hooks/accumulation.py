@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from noisescale.errors import UnsupportedModelError
-from noisescale.hooks.assembly import assemble
+from noisescale.hooks.assembly import assemble, trainable
 from noisescale.hooks.counting import BatchCounter, count_by
 from noisescale.hooks.micro_batches import MicroBatchSquares
 from noisescale.hooks.monitor import Monitor
@@ -43,8 +43,8 @@ class AccumulationCapture:
     """
 
     def __init__(self, model: nn.Module, optimizer: Optimizer | None, options: Options) -> None:
-        trainable = [parameter for parameter in model.parameters() if parameter.requires_grad]
-        if not trainable:
+        parameters = trainable(model)
+        if not parameters:
             raise UnsupportedModelError(
                 "no parameter of the model requires a gradient; there is nothing to measure"
             )
@@ -56,7 +56,11 @@ class AccumulationCapture:
         self._counted = False
         self._alone = 0
         self._squares = MicroBatchSquares(
-            trainable, groups=built.groups, on_error=built.measuring.fail, watch_sum=True
+            parameters,
+            groups=built.groups,
+            sampling=built.measuring.sampling,
+            on_error=built.measuring.fail,
+            watch_sum=True,
         )
         self._handles: list[Any] = [
             model.register_forward_pre_hook(_Call(self, "_before_forward"), with_kwargs=True),
@@ -101,9 +105,9 @@ class AccumulationCapture:
         self._counter.add(counted, training=module.training)
         if not (module.training or self._counter.only_evaluates):
             return
-        self._squares.weigh(self._measuring.sampling.micro_batch_factor(counted))
-        if self._measuring.decide() and not self._squares.watching:
-            self._squares.watch()
+        if self._measuring.decide():
+            self._squares.watch(self._measuring.geometry)
+        self._squares.next_micro_batch(counted)
 
     def _before_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         tally = self._counter.take()

@@ -10,6 +10,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from noisescale.hooks.destinations import run_name, sink_for
+from noisescale.hooks.geometry.sampled import SampledGeometries, chosen_geometries
 from noisescale.hooks.groups import LayerGroups, resolve_groups
 from noisescale.hooks.measuring import Measuring
 from noisescale.hooks.optimizers import describe, resolve_optimizer
@@ -63,6 +64,8 @@ def assemble(
     """
     trained_by = resolve_optimizer(model, optimizer)
     sampling = Sampling(by=sampled_by, loss_reduction=options.loss_reduction or "mean")
+    geometries = _geometries(model, trained_by, options, sampling=sampling)
+    names = geometries.geometries if geometries is not None else ()
     groups = resolve_groups(options.groups, model=model, optimizer=trained_by)
     meter = OverheadMeter(options.every, max_overhead=options.max_overhead)
     name = run_name(options.run)
@@ -86,7 +89,9 @@ def assemble(
         reporter = RankZeroReporter(
             sink=sink,
             info=info,
-            reader=StepReader(world_size=world_size, sampling=sampling, groups=groups.names),
+            reader=StepReader(
+                world_size=world_size, sampling=sampling, groups=groups.names, geometries=names
+            ),
             meter=meter,
             world_size=world_size,
             batch_unit=options.batch_unit,
@@ -101,9 +106,30 @@ def assemble(
         consumer=reporter,
         groups=len(groups.names),
         sampling=sampling,
+        geometries=geometries,
     )
     return Assembly(
         measuring=measuring, reporter=reporter, optimizer=trained_by, groups=groups, run=name, attempt=attempt
+    )
+
+
+def trainable(model: nn.Module) -> list[nn.Parameter]:
+    """The parameters whose gradients are measured."""
+    return [parameter for parameter in model.parameters() if parameter.requires_grad]
+
+
+def _geometries(
+    model: nn.Module, optimizer: Optimizer, options: Options, *, sampling: Sampling
+) -> SampledGeometries | None:
+    names = chosen_geometries(options.geometry)
+    if not names:
+        return None
+    return SampledGeometries(
+        names,
+        every=options.geometry_every,
+        parameters=trainable(model),
+        optimizer=optimizer,
+        sampling=sampling,
     )
 
 

@@ -13,6 +13,7 @@ from noisescale.hooks.accumulation import AccumulationCapture
 from noisescale.hooks.counting import Count
 from noisescale.hooks.ddp import NoiseScaleState, check_model, noise_scale_hook
 from noisescale.hooks.destinations import ReportTo
+from noisescale.hooks.geometry.sampled import DEFAULT_EVERY, GeometryChoice
 from noisescale.hooks.groups import Groups
 from noisescale.hooks.inner_hooks import InnerHook
 from noisescale.hooks.monitor import Monitor
@@ -40,6 +41,8 @@ def attach(
     samples: SampledBy | None = None,
     loss_reduction: LossReduction | None = None,
     groups: Groups = None,
+    geometry: GeometryChoice = "euclidean",
+    geometry_every: int = DEFAULT_EVERY,
 ) -> Monitor:
     """Measure the noise scale of a model's training from now on. Call it on every rank.
 
@@ -75,6 +78,10 @@ def attach(
         groups: Parts of the model that get a noise scale of their own, at most 64: "param_groups",
             patterns of parameter names as ["*attention*", "*mlp*"], a mapping from group to pattern, or a
             function of a parameter's name and the parameter to a group's name or None.
+        geometry: One or several of "adam" (weighed by the optimizer's own second moments), "sign" (for
+            signSGD, Lion) and "spectral" (for Muon), beside "euclidean". They cost memory and
+            communication of the gradients' size: see docs/geometries.md.
+        geometry_every: Measure those in every so many of the measured steps.
 
     Raises:
         CommHookTakenError: The model has a comm hook; pass it as inner_hook.
@@ -98,6 +105,8 @@ def attach(
         "grad_scaler": grad_scaler,
         "loss_reduction": loss_reduction,
         "groups": groups,
+        "geometry": geometry,
+        "geometry_every": geometry_every,
     }
     if not isinstance(model, DistributedDataParallel) and samples == "micro_batch":
         if inner_hook is not None:

@@ -13,7 +13,7 @@ register_comm_hook compares the hook's annotations with the types themselves.)
 
 import time
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -25,9 +25,11 @@ from torch.optim import Optimizer
 
 from noisescale.blocks import BatchUnit
 from noisescale.errors import CommHookTakenError, InvalidInputError, UnsupportedModelError
-from noisescale.hooks.assembly import assemble
+from noisescale.hooks.assembly import assemble, trainable
 from noisescale.hooks.counting import BatchCounter, Count, Tally, count_by
 from noisescale.hooks.destinations import ReportTo
+from noisescale.hooks.geometry.halves import half_sign
+from noisescale.hooks.geometry.sampled import DEFAULT_EVERY, GeometryChoice
 from noisescale.hooks.groups import Groups, LayerGroups
 from noisescale.hooks.inner_hooks import InnerHook, inner_of, reduced_tensor
 from noisescale.hooks.measuring import Measuring
@@ -85,6 +87,8 @@ class NoiseScaleState:
         samples: SampledBy = "rank",
         loss_reduction: LossReduction | None = None,
         groups: Groups = None,
+        geometry: GeometryChoice = "euclidean",
+        geometry_every: int = DEFAULT_EVERY,
     ) -> None:
         check_model(model)
         options = Options(
@@ -101,6 +105,8 @@ class NoiseScaleState:
             grad_scaler=grad_scaler,
             loss_reduction=loss_reduction,
             groups=groups,
+            geometry=geometry,
+            geometry_every=geometry_every,
         )
         if samples not in ("rank", "micro_batch"):
             raise InvalidInputError(
@@ -122,15 +128,20 @@ class NoiseScaleState:
         self._groups = built.groups
         self._reset_passes()
         self._measuring: Measuring | None = built.measuring
-        trainable = [parameter for parameter in model.parameters() if parameter.requires_grad]
+        parameters = trainable(model)
+        self._index = {id(parameter): index for index, parameter in enumerate(parameters)}
         self._micro_batches: MicroBatchSquares | None = None
         if samples == "micro_batch":
             self._micro_batches = MicroBatchSquares(
-                trainable, groups=built.groups, on_error=built.measuring.fail
+                parameters,
+                groups=built.groups,
+                sampling=built.measuring.sampling,
+                on_error=built.measuring.fail,
+                rank=built.measuring.rank,
             )
         trained_by = built.optimizer
         self._optimizer = weakref.ref(trained_by)
-        probed = trainable[-1]
+        probed = parameters[-1]
         self._handles = [
             model.register_forward_pre_hook(self._before_forward, with_kwargs=True),
             trained_by.register_step_post_hook(self._after_step),
@@ -177,7 +188,8 @@ class NoiseScaleState:
         future = self._start_reduction(bucket)
         if slot is not None and slot.measuring and self._reports:
             # The parameters of this bucket: it is another one by the time that it is reduced.
-            parameters = () if self._groups.only_total else tuple(bucket.parameters())
+            apart = slot.geometry is not None or not self._groups.only_total
+            parameters = tuple(bucket.parameters()) if apart else ()
             future = future.then(
                 lambda done: self._take_global(slot, index, reduced_tensor(done), parameters)
             )
@@ -187,7 +199,7 @@ class NoiseScaleState:
             # Here, right behind the last bucket's reduction: the one place that is the same on
             # every rank, in Join and with unused parameters too.
             self._slot = None
-            self._take_micro_batches(slot)
+            self._end_samples(slot)
             self._measuring.send(slot)
         return future
 
@@ -237,14 +249,36 @@ class NoiseScaleState:
         try:
             parameters = () if self._groups.only_total else bucket.parameters()
             slot.local_squares[bucket.index()] = self._groups.of_buffer(bucket.buffer(), parameters)
+            if slot.geometry is not None and slot.tally.micro_batches > 0 and self._measuring is not None:
+                half = half_sign(rank=self._measuring.rank)
+                for index, gradient in self._apart(bucket.buffer(), bucket.parameters()):
+                    slot.geometry.add(index, gradient, half=half, factor=1.0)
         except Exception as error:  # noqa: BLE001  training must go on; all ranks are told in the packet
             self._fail(slot, error)
         slot.cost_s += time.perf_counter() - started
 
-    def _take_micro_batches(self, slot: Slot) -> None:
-        if self._micro_batches is None:
-            return
+    def _apart(self, buffer: Tensor, parameters: Sequence[Tensor]) -> Iterator[tuple[int, Tensor]]:
+        """A bucket's gradients, each with its parameter's number and in its shape and layout."""
+        pieces = torch.split(buffer.detach().reshape(-1), [parameter.numel() for parameter in parameters])
+        for piece, parameter in zip(pieces, parameters, strict=True):
+            # As DDP lays them out: in the order of the parameter's memory, channels-last too.
+            yield (
+                self._index[id(parameter)],
+                piece.as_strided(parameter.size(), parameter.stride(), piece.storage_offset()),
+            )
+
+    def _end_samples(self, slot: Slot) -> None:
+        """All of this rank's samples are whole."""
         try:
+            if self._micro_batches is None:
+                if slot.geometry is not None and slot.tally.micro_batches > 0 and self._measuring is not None:
+                    sampling = self._measuring.sampling
+                    slot.geometry.end_sample(
+                        half=half_sign(rank=self._measuring.rank),
+                        raw_weight=sampling.raw_weight(slot.tally.count, micro_batches=1),
+                        count=1.0 / slot.tally.inverse_count,
+                    )
+                return
             squares, _ = self._micro_batches.take(micro_batches=slot.tally.micro_batches)
             slot.local_squares[0] = squares
         except Exception as error:  # noqa: BLE001  training must go on; all ranks are told in the packet
@@ -254,6 +288,9 @@ class NoiseScaleState:
         started = time.perf_counter()
         try:
             slot.global_squares[index] = self._groups.of_buffer(reduced, parameters)
+            if slot.geometry is not None:
+                for number, gradient in self._apart(reduced, parameters):
+                    slot.geometry.mean(number, gradient)
         except Exception as error:  # noqa: BLE001  training must go on; all ranks are told in the next packet
             self._fail(slot, error)
         slot.cost_s += time.perf_counter() - started
@@ -277,9 +314,9 @@ class NoiseScaleState:
         self._counted = True
         self._counter.add(counted, training=module.training)
         if self._micro_batches is not None and (module.training or self._counter.only_evaluates):
-            self._micro_batches.weigh(self._measuring.sampling.micro_batch_factor(counted))
             if self._measuring.decide():
-                self._micro_batches.watch()
+                self._micro_batches.watch(self._measuring.geometry)
+            self._micro_batches.next_micro_batch(counted)
 
     def _after_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         self._passes_since_step = 0

@@ -20,6 +20,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from noisescale.hooks.counting import Tally
+from noisescale.hooks.geometry.sampled import GeometryStep, SampledGeometries
 from noisescale.hooks.overhead import OverheadMeter
 from noisescale.hooks.publish import Reading, Slot, SlotQueue
 from noisescale.hooks.reduction import Packet, Share, agree_on_every, own_group, pack, sum_over_ranks
@@ -59,6 +60,7 @@ class Measuring:
         consumer: Of measured steps.
         groups: Layer groups, each with a square norm of its own in the packet.
         sampling: What the samples are.
+        geometries: Measured beside the Euclidean one, on some of the measured steps.
     """
 
     def __init__(
@@ -70,10 +72,14 @@ class Measuring:
         consumer: Consumer,
         groups: int = 1,
         sampling: Sampling,
+        geometries: SampledGeometries | None = None,
     ) -> None:
         self.rank = 0 if group is None else dist.get_rank(group)
         self.world_size = 1 if group is None else dist.get_world_size(group)
         self.sampling = sampling
+        self._geometries = geometries
+        self._geometry: GeometryStep | None = None
+        self._measured = 0
         self.meter = meter
         self.group = own_group(group)
         self._device = device
@@ -116,7 +122,14 @@ class Measuring:
             if not self._stopped and self._passes >= self._next and len(self._sent) >= DEPTH:
                 self._settle_oldest()
             self._decided = not self._stopped and self._passes >= self._next
+            if self._decided and self._geometries is not None:
+                self._geometry = self._geometries.begin(self._measured)
         return self._decided
+
+    @property
+    def geometry(self) -> GeometryStep | None:
+        """Where the samples of the pass that decide() answered for are gathered, in other geometries."""
+        return self._geometry
 
     def begin_pass(self, tally: Tally, *, divisor: int) -> Slot | None:
         """A synchronised backward pass has begun: a slot if it is to be measured, alike on all ranks.
@@ -135,8 +148,11 @@ class Measuring:
         if not measured:
             return None
         self._next = index + self._every
+        self._measured += 1
+        geometry, self._geometry = self._geometry, None
         examples, self._examples = self._examples, 0
         return Slot(
+            geometry=geometry,
             step=index,
             tally=tally,
             divisor=divisor,
@@ -153,6 +169,9 @@ class Measuring:
         started = time.perf_counter()
         slot.packet = self._packet(slot)
         slot.work = sum_over_ranks(slot.packet, self.group)
+        if slot.geometry is not None:
+            factor = self.sampling.rank_factor(slot.tally)
+            slot.geometry.reduce(self.group, rank_factor=factor, divisor=slot.divisor)
         with self._lock:
             self._sent.push(slot)
         slot.cost_s += time.perf_counter() - started
@@ -246,11 +265,14 @@ class Measuring:
         if not self._failed and slot.measuring:
             try:
                 squares = slot.local_total().to(self._device, non_blocking=True)
+                if self._geometries is not None:
+                    squares = torch.cat([squares, self._geometry_numbers(slot)])
                 squares = squares * self.sampling.rank_factor(slot.tally)
                 return pack(share, carried=slot.carried, local_squares=squares)
             except Exception as error:  # noqa: BLE001  the others wait for a packet: one that says so is sent
                 self.fail(error)
-        nothing = torch.zeros(self._groups, dtype=torch.float64, device=self._device)
+        numbers = self._groups + (self._geometries.local_numbers if self._geometries is not None else 0)
+        nothing = torch.zeros(numbers, dtype=torch.float64, device=self._device)
         told = replace(
             share,
             active=0,
@@ -261,3 +283,11 @@ class Measuring:
             failed=int(self._failed),
         )
         return pack(told, carried=None, local_squares=nothing)
+
+    def _geometry_numbers(self, slot: Slot) -> Tensor:
+        """This rank's part of other geometries in the packet, at the scale of the squares."""
+        count = self._geometries.local_numbers if self._geometries is not None else 0
+        if slot.geometry is None:
+            return torch.zeros(count, dtype=torch.float64, device=self._device)
+        own = slot.geometry.local_numbers()
+        return own if slot.unscale is None else own * slot.unscale

@@ -11,8 +11,11 @@ import torch
 from torch import Tensor
 
 from noisescale.errors import UnsupportedModelError
+from noisescale.hooks.geometry.halves import half_sign
+from noisescale.hooks.geometry.sampled import GeometryStep
 from noisescale.hooks.groups import LayerGroups
 from noisescale.hooks.norms import square_norm
+from noisescale.hooks.sampling import Sampling
 
 
 class MicroBatchSquares:
@@ -21,8 +24,10 @@ class MicroBatchSquares:
     Args:
         parameters: Whose gradients to take; those that require one.
         groups: Layer groups.
+        sampling: How micro-batches are weighed.
         on_error: Told what went wrong inside a hook; nothing is raised there.
         watch_sum: Also keep the square norm of what the micro-batches have added up to.
+        rank: Of this process, for which half of the samples its micro-batches are in.
     """
 
     def __init__(
@@ -30,15 +35,19 @@ class MicroBatchSquares:
         parameters: Sequence[Tensor],
         *,
         groups: LayerGroups,
+        sampling: Sampling,
         on_error: Callable[[Exception], None],
         watch_sum: bool = False,
+        rank: int = 0,
     ) -> None:
         self._parameters = list(parameters)
         self._groups = groups
         self._on_error = on_error
         self._watch_sum = watch_sum
+        self._rank = rank
         self._handles: list[Any] = []
-        self._factor = 1.0
+        self._sampling = sampling
+        self._geometry: GeometryStep | None = None
         self._begin()
 
     @property
@@ -46,17 +55,25 @@ class MicroBatchSquares:
         """Whether the hooks are there."""
         return bool(self._handles)
 
-    def watch(self) -> None:
-        """Begin a step: put the hooks on the parameters."""
+    def watch(self, geometry: GeometryStep | None = None) -> None:
+        """Begin a step: put the hooks on the parameters.
+
+        Args:
+            geometry: Gathers the same samples for other geometries.
+        """
         if not self._handles:
             self._begin()
+            self._geometry = geometry
             for index, parameter in enumerate(self._parameters):
                 self._handles.append(parameter.register_hook(self._before(index)))  # type: ignore[no-untyped-call]  # torch has no types for it
                 self._handles.append(parameter.register_post_accumulate_grad_hook(self._after(index)))  # type: ignore[no-untyped-call]  # likewise
 
-    def weigh(self, factor: float) -> None:
-        """What the squares of the micro-batch to come are multiplied by."""
-        self._factor = factor
+    def next_micro_batch(self, count: int) -> None:
+        """One is to come, of so many examples (or tokens)."""
+        if self._handles and count > 0:
+            self._factor = self._sampling.micro_batch_factor(count)
+            self._half = half_sign(rank=self._rank, micro_batch=len(self._samples))
+            self._samples.append((self._half, count))
 
     def unwatch(self) -> None:
         """Take the hooks off, and forget."""
@@ -75,6 +92,10 @@ class MicroBatchSquares:
             UnsupportedModelError: A parameter got its gradient in more than one piece per micro-batch.
         """
         times = max(self._times, default=0)
+        if self._geometry is not None and self._samples:
+            for half, count in self._samples:
+                weight = self._sampling.raw_weight(count, micro_batches=micro_batches)
+                self._geometry.end_sample(half=half, raw_weight=weight, count=count)
         seen = [index for index, square in enumerate(self._squares) if square is not None]
         squares = [square for square in self._squares if square is not None]
         summed = [square for square in self._sums if square is not None]
@@ -91,16 +112,20 @@ class MicroBatchSquares:
 
     def _begin(self) -> None:
         count = len(self._parameters)
-        self._pending: list[Tensor | None] = [None] * count
+        self._pending: list[tuple[Tensor, Tensor] | None] = [None] * count
         self._squares: list[Tensor | None] = [None] * count
         self._sums: list[Tensor | None] = [None] * count
         self._times = [0] * count
+        self._factor = 1.0
+        self._half = 1
+        self._samples: list[tuple[int, int]] = []
+        self._geometry = None
 
     def _before(self, index: int) -> Callable[[Tensor], None]:
         def hook(gradient: Tensor) -> None:
             # Not counted yet: torch.autograd.grad() calls this too, and accumulates nothing.
             try:
-                self._pending[index] = square_norm(gradient)
+                self._pending[index] = (square_norm(gradient), gradient)
             except Exception as error:  # noqa: BLE001  training must go on
                 self._on_error(error)
 
@@ -109,16 +134,21 @@ class MicroBatchSquares:
 
     def _after(self, index: int) -> Callable[[Tensor], None]:
         def hook(parameter: Tensor) -> None:
-            square, self._pending[index] = self._pending[index], None
-            if square is None:
+            pending, self._pending[index] = self._pending[index], None
+            if pending is None:
                 return
+            square, gradient = pending
             try:
+                if self._geometry is not None:
+                    self._geometry.add(index, gradient, half=self._half, factor=self._factor)
                 weighed = square if self._factor == 1.0 else square * self._factor
                 before = self._squares[index]
                 self._squares[index] = weighed if before is None else before + weighed
                 self._times[index] += 1
                 if self._watch_sum and parameter.grad is not None:
                     self._sums[index] = square_norm(parameter.grad)
+                    if self._geometry is not None:
+                        self._geometry.mean(index, parameter.grad)
             except Exception as error:  # noqa: BLE001  training must go on
                 self._on_error(error)
 

@@ -8,6 +8,7 @@ from noisescale.blocks import BatchUnit
 from noisescale.errors import InvalidInputError
 from noisescale.hooks.counting import Count
 from noisescale.hooks.destinations import ReportTo
+from noisescale.hooks.geometry.sampled import DEFAULT_EVERY, GeometryChoice
 from noisescale.hooks.groups import Groups
 from noisescale.hooks.run_info import Tuned
 from noisescale.hooks.sampling import LossReduction
@@ -34,6 +35,8 @@ class Options:
     grad_scaler: Any = None
     loss_reduction: LossReduction | None = None
     groups: Groups = None
+    geometry: GeometryChoice = "euclidean"
+    geometry_every: int = DEFAULT_EVERY
 
     def __post_init__(self) -> None:
         _one_of("batch_unit", self.batch_unit, ("examples", "tokens"))

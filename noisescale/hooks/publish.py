@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from noisescale.hooks.counting import Tally
+from noisescale.hooks.geometry.sampled import GeometryStep
 from noisescale.hooks.reduction import Packet
 
 POLL_S = 0.001
@@ -27,6 +28,7 @@ class Reading:
         packet: Summed over ranks.
         global_squares: Per layer group, |mean over ranks of g|^2 as the optimizer sees it; empty
             on ranks that report nothing.
+        geometry_numbers: What GeometryStep.finish gave; empty where no geometry was sampled.
         divisor: What the sum over ranks was divided by.
         tally: Of this rank.
         learning_rate: Of the optimizer step that followed; None if there was none yet.
@@ -35,6 +37,7 @@ class Reading:
     step: int
     packet: Packet
     global_squares: tuple[float, ...]
+    geometry_numbers: tuple[float, ...]
     divisor: int
     tally: Tally
     learning_rate: float | None
@@ -62,12 +65,14 @@ class Slot:
     unscale: Tensor | None = None
     carried: Tensor | None = None
     learning_rate: float | Tensor | None = None
+    geometry: GeometryStep | None = None
     cost_s: float = 0.0
     packet: Tensor | None = None
     work: Any = None
     reading: Reading | None = None
     _host: Tensor | None = None
     _rate_copied: bool = False
+    _geometry_numbers: int = 0
     _event: Any = None
 
     def local_total(self) -> Tensor:
@@ -77,7 +82,7 @@ class Slot:
     def is_ready(self) -> bool:
         """Whether read() would not wait; on an accelerator also starts the copy to the host."""
         if self._host is None:
-            if not self.work.is_completed():
+            if not self.work.is_completed() or not (self.geometry is None or self.geometry.is_ready()):
                 return False
             self.work.wait()
             self._start_copy()
@@ -109,10 +114,12 @@ class Slot:
             rate = self.learning_rate if not isinstance(self.learning_rate, Tensor) else None
             if self._rate_copied:
                 rate = numbers.pop()
+            until = len(numbers) - self._geometry_numbers
             self.reading = Reading(
                 step=self.step,
                 packet=Packet.read(numbers[:split]),
-                global_squares=tuple(numbers[split:]),
+                global_squares=tuple(numbers[split:until]),
+                geometry_numbers=tuple(numbers[until:]),
                 divisor=self.divisor,
                 tally=self.tally,
                 learning_rate=rate,
@@ -128,6 +135,12 @@ class Slot:
         parts = [self.packet]
         if self.global_squares:
             parts.append(self._total(self.global_squares))
+        if self.geometry is not None:
+            self.geometry.wait()
+            if self.global_squares:
+                parts.append(self.geometry.finish(unscale=self.unscale).to(device, non_blocking=True))
+                self._geometry_numbers = parts[-1].numel()
+            self.geometry = None
         if isinstance(self.learning_rate, Tensor):
             parts.append(self.learning_rate.double().reshape(1).to(device, non_blocking=True))
             self._rate_copied = True

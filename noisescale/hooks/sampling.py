@@ -45,6 +45,10 @@ class Sampling:
         """What the square of one micro-batch's h_k is multiplied by as it is added to the rank's others."""
         return 1.0 / count if self.loss_reduction == "global_mean" and count > 0 else 1.0
 
+    def raw_weight(self, count: int, *, micro_batches: int) -> float:
+        """w_k of one micro-batch, up to a factor common to all samples of all ranks."""
+        return float(count) if self.loss_reduction == "global_mean" else 1.0 / micro_batches
+
     def rank_factor(self, tally: Tally) -> float:
         """What a rank's sum of squares is multiplied by at the end."""
         if self.by == "micro_batch":

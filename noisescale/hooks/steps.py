@@ -4,11 +4,11 @@ import logging
 import math
 from collections.abc import Sequence
 
-from noisescale.blocks import TOTAL, MeasuredStep
+from noisescale.blocks import TOTAL, Geometry, MeasuredStep
 from noisescale.errors import UnsupportedModelError
 from noisescale.hooks.publish import Reading
 from noisescale.hooks.sampling import Sampling
-from noisescale.moments import StepMoments, step_moments
+from noisescale.moments import SampleGeometry, StepMoments, step_moments
 
 _log = logging.getLogger(__name__)
 
@@ -28,16 +28,24 @@ class StepReader:
         world_size: Data-parallel ranks.
         sampling: What the samples are.
         groups: Names of the layer groups, in the order of a reading's square norms.
+        geometries: Those that are measured beside the Euclidean one, in the order of NAMES.
         first_step: Number of the first step after attaching; more than 0 in a resumed job.
     """
 
     def __init__(
-        self, *, world_size: int, sampling: Sampling, groups: Sequence[str] = (TOTAL,), first_step: int = 0
+        self,
+        *,
+        world_size: int,
+        sampling: Sampling,
+        groups: Sequence[str] = (TOTAL,),
+        geometries: Sequence[Geometry] = (),
+        first_step: int = 0,
     ) -> None:
         self.first_step = first_step
         self._world_size = world_size
         self._sampling = sampling
         self._groups = tuple(groups)
+        self._geometries = tuple(geometries)
         self._learning_rate: float | None = None
         self._examples = 0
         self._said_identical = False
@@ -83,10 +91,31 @@ class StepReader:
             self._say_identical()
             return None
         geometry = sampling.geometry(packet)
-        return {
+        euclidean = {
             (group, "euclidean"): step_moments(local_sq=local, global_sq=whole, geometry=geometry)
             for group, (local, whole) in zip(self._groups, pairs, strict=True)
         }
+        return euclidean | self._other_geometries(reading, geometry)
+
+    def _other_geometries(
+        self, reading: Reading, geometry: SampleGeometry
+    ) -> dict[tuple[str, str], StepMoments]:
+        """Of the whole model; none where they were not sampled, or not all ranks had a sample."""
+        packet, divisor = reading.packet, reading.divisor
+        if not reading.geometry_numbers or packet.active != self._world_size:
+            return {}
+        found: dict[tuple[str, str], StepMoments] = {}
+        for index, name in enumerate(self._geometries):
+            first, second = reading.geometry_numbers[2 * index : 2 * index + 2]
+            if not (math.isfinite(first) and math.isfinite(second)):
+                continue
+            if name == "adam":
+                local_sq = self._sampling.local_sq(packet, group=len(self._groups), divisor=divisor)
+                global_sq = self._sampling.global_sq(first, packet, divisor=divisor)
+                found[TOTAL, name] = step_moments(local_sq=local_sq, global_sq=global_sq, geometry=geometry)
+            else:
+                found[TOTAL, name] = StepMoments(trace_covariance=first, true_grad_sq_norm=second)
+        return found
 
     def _likely_cause(self) -> str:
         if self._sampling.loss_reduction == "global_mean":
