@@ -51,12 +51,14 @@ def assemble(
     group: dist.ProcessGroup | None,
     sampled_by: SampledBy,
     labels: Mapping[str, str] | None = None,
+    sharded: bool = False,
 ) -> Assembly:
     """Check the options and build; every rank of the group calls it.
 
     Args:
         group: The model's data-parallel ranks; None is one process alone.
         labels: Of the run, beside the user's.
+        sharded: As of Measuring.
 
     Raises:
         OptimizerNotFoundError, InvalidInputError: As noisescale.attach; alike on every rank, and before
@@ -90,7 +92,11 @@ def assemble(
             sink=sink,
             info=info,
             reader=StepReader(
-                world_size=world_size, sampling=sampling, groups=groups.names, geometries=names
+                world_size=world_size,
+                sampling=sampling,
+                groups=groups.names,
+                geometries=names,
+                sharded=sharded,
             ),
             meter=meter,
             world_size=world_size,
@@ -107,6 +113,7 @@ def assemble(
         groups=len(groups.names),
         sampling=sampling,
         geometries=geometries,
+        sharded=sharded,
     )
     return Assembly(
         measuring=measuring, reporter=reporter, optimizer=trained_by, groups=groups, run=name, attempt=attempt

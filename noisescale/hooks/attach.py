@@ -9,10 +9,11 @@ from torch.optim import Optimizer
 
 from noisescale.blocks import BatchUnit
 from noisescale.errors import CommHookTakenError, InvalidInputError
-from noisescale.hooks.accumulation import AccumulationCapture
+from noisescale.hooks.accumulation import capture_alone
 from noisescale.hooks.counting import Count
 from noisescale.hooks.ddp import NoiseScaleState, check_model, noise_scale_hook
 from noisescale.hooks.destinations import ReportTo
+from noisescale.hooks.fsdp import capture_sharded, is_sharded
 from noisescale.hooks.geometry.sampled import DEFAULT_EVERY, GeometryChoice
 from noisescale.hooks.groups import Groups
 from noisescale.hooks.inner_hooks import InnerHook
@@ -50,8 +51,9 @@ def attach(
     Measuring never stops training: what goes wrong later is logged once, and measuring ends.
 
     Args:
-        model: A DistributedDataParallel of at least 2 ranks, before its first step; or, with
-            samples="micro_batch", any module that one process trains.
+        model: A DistributedDataParallel of at least 2 ranks, before its first step; a model that
+            fully_shard was applied to; or, with samples="micro_batch", any module that one process
+            trains.
         optimizer: That trains it; may be wrapped. None finds the one that holds its parameters.
         report_to: "http://HOST:PORT" of a noisescale server, "file:PATH.jsonl", a function that
             takes one noisescale.wire.BlocksReport, or None: ask the monitor.
@@ -70,8 +72,9 @@ def attach(
         max_overhead: For every="auto": the share of the step time that measuring may cost.
         grad_scaler: The GradScaler, if there is one: its scale is taken out of the gradients.
             Without it the noise scale is right but for the steps at which the scale changes.
-        samples: "rank" (the default): what a rank accumulates in a step is one sample. "micro_batch":
-            each of its micro-batches is one, which says more from the same step; costs a read of each.
+        samples: "rank" (the default of DDP): what a rank accumulates in a step is one sample.
+            "micro_batch" (for all other models): each of its micro-batches is one, which says more from
+            the same step; costs a read of each.
         loss_reduction: "mean": the loss is a mean over its micro-batch (the default, where it is not
             said). "global_mean": it is a sum over examples (or tokens) divided by their number over all
             micro-batches and ranks; count= must then count what the sum runs over.
@@ -108,17 +111,24 @@ def attach(
         "geometry": geometry,
         "geometry_every": geometry_every,
     }
-    if not isinstance(model, DistributedDataParallel) and samples == "micro_batch":
+    if not isinstance(model, DistributedDataParallel):
         if inner_hook is not None:
             raise InvalidInputError(
                 f"inner_hook= is for DistributedDataParallel models, this is a {type(model).__name__}; "
                 "leave it out",
                 field="inner_hook",
             )
-        return AccumulationCapture(model, optimizer, Options(**options)).monitor
-    check_model(model)
-    if not isinstance(model, DistributedDataParallel):  # for the type checker: check_model raised
-        raise TypeError
+        if samples not in (None, "micro_batch"):
+            raise InvalidInputError(
+                f'samples is "micro_batch" for a model that is not DistributedDataParallel, got {samples!r}',
+                field="samples",
+            )
+        if is_sharded(model):
+            return capture_sharded(model, optimizer, Options(**options)).monitor
+        if samples == "micro_batch":
+            return capture_alone(model, optimizer, Options(**options)).monitor
+        check_model(model)
+        raise TypeError  # never reached: check_model raised
     state = NoiseScaleState(model, optimizer, inner_hook=inner_hook, samples=samples or "rank", **options)
     try:
         model.register_comm_hook(state, noise_scale_hook)

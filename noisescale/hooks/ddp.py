@@ -279,8 +279,7 @@ class NoiseScaleState:
                         count=1.0 / slot.tally.inverse_count,
                     )
                 return
-            squares, _ = self._micro_batches.take(micro_batches=slot.tally.micro_batches)
-            slot.local_squares[0] = squares
+            slot.local_squares[0] = self._micro_batches.take(micro_batches=slot.tally.micro_batches)
         except Exception as error:  # noqa: BLE001  training must go on; all ranks are told in the packet
             self._fail(slot, error)
 
@@ -393,7 +392,9 @@ def check_model(model: object) -> None:
     if not isinstance(model, DistributedDataParallel):
         raise UnsupportedModelError(
             f"a {type(model).__name__} was given; wrap it first: "
-            "attach(torch.nn.parallel.DistributedDataParallel(model), optimizer)"
+            "attach(torch.nn.parallel.DistributedDataParallel(model), optimizer), apply fully_shard to it "
+            "(FSDP2; the older FullyShardedDataParallel wrapper is not measured), or, where one process "
+            'accumulates micro-batches, say attach(model, optimizer, samples="micro_batch")'
         )
     if dist.get_world_size(model.process_group) < 2:
         raise UnsupportedModelError(

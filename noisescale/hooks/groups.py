@@ -40,6 +40,14 @@ class LayerGroups:
         """Whether there are no groups, so that a buffer need not be taken apart."""
         return len(self.names) == 1
 
+    def named_like(self, own: Sequence[Tensor], others: Sequence[Tensor]) -> "LayerGroups":
+        """The same groups for other parameters, each in the group of the one in its place."""
+        if own is others:
+            return self
+        pairs = zip(own, others, strict=True)
+        members = {id(other): self._members[id(one)] for one, other in pairs if id(one) in self._members}
+        return LayerGroups(self.names[1:], members)
+
     def sums(self, squares: Sequence[Tensor], parameters: Sequence[Tensor]) -> Tensor:
         """Square norms by group: a float64 vector in the order of `names`.
 

@@ -61,6 +61,7 @@ class Measuring:
         groups: Layer groups, each with a square norm of its own in the packet.
         sampling: What the samples are.
         geometries: Measured beside the Euclidean one, on some of the measured steps.
+        sharded: Whether each rank has a part of the averaged gradient, whose squares are summed too.
     """
 
     def __init__(
@@ -73,11 +74,13 @@ class Measuring:
         groups: int = 1,
         sampling: Sampling,
         geometries: SampledGeometries | None = None,
+        sharded: bool = False,
     ) -> None:
         self.rank = 0 if group is None else dist.get_rank(group)
         self.world_size = 1 if group is None else dist.get_world_size(group)
         self.sampling = sampling
         self._geometries = geometries
+        self._sharded = sharded
         self._geometry: GeometryStep | None = None
         self._measured = 0
         self.meter = meter
@@ -268,10 +271,15 @@ class Measuring:
                 if self._geometries is not None:
                     squares = torch.cat([squares, self._geometry_numbers(slot)])
                 squares = squares * self.sampling.rank_factor(slot.tally)
+                if slot.shard_squares is not None:
+                    shard = slot.unscaled(slot.shard_squares).to(self._device, non_blocking=True)
+                    squares = torch.cat([squares, shard])
                 return pack(share, carried=slot.carried, local_squares=squares)
             except Exception as error:  # noqa: BLE001  the others wait for a packet: one that says so is sent
                 self.fail(error)
-        numbers = self._groups + (self._geometries.local_numbers if self._geometries is not None else 0)
+        numbers = self._groups * (1 + self._sharded) + (
+            self._geometries.local_numbers if self._geometries is not None else 0
+        )
         nothing = torch.zeros(numbers, dtype=torch.float64, device=self._device)
         told = replace(
             share,
@@ -290,4 +298,4 @@ class Measuring:
         if slot.geometry is None:
             return torch.zeros(count, dtype=torch.float64, device=self._device)
         own = slot.geometry.local_numbers()
-        return own if slot.unscale is None else own * slot.unscale
+        return slot.unscaled(own)

@@ -26,7 +26,6 @@ class MicroBatchSquares:
         groups: Layer groups.
         sampling: How micro-batches are weighed.
         on_error: Told what went wrong inside a hook; nothing is raised there.
-        watch_sum: Also keep the square norm of what the micro-batches have added up to.
         rank: Of this process, for which half of the samples its micro-batches are in.
     """
 
@@ -37,13 +36,11 @@ class MicroBatchSquares:
         groups: LayerGroups,
         sampling: Sampling,
         on_error: Callable[[Exception], None],
-        watch_sum: bool = False,
         rank: int = 0,
     ) -> None:
         self._parameters = list(parameters)
         self._groups = groups
         self._on_error = on_error
-        self._watch_sum = watch_sum
         self._rank = rank
         self._handles: list[Any] = []
         self._sampling = sampling
@@ -82,8 +79,8 @@ class MicroBatchSquares:
         self._handles = []
         self._begin()
 
-    def take(self, *, micro_batches: int) -> tuple[Tensor, Tensor]:
-        """By layer group: the sum of the micro-batches' squares, and the square of their sum; unwatches.
+    def take(self, *, micro_batches: int) -> Tensor:
+        """By layer group: the sum of the micro-batches' squares; unwatches.
 
         Args:
             micro_batches: How many there were.
@@ -98,7 +95,6 @@ class MicroBatchSquares:
                 self._geometry.end_sample(half=half, raw_weight=weight, count=count)
         seen = [index for index, square in enumerate(self._squares) if square is not None]
         squares = [square for square in self._squares if square is not None]
-        summed = [square for square in self._sums if square is not None]
         parameters = [self._parameters[index] for index in seen]
         self.unwatch()
         if times > micro_batches:
@@ -108,13 +104,12 @@ class MicroBatchSquares:
                 "several losses; use checkpoint(..., use_reentrant=False) and one backward() per "
                 'micro-batch, or attach with samples="rank"'
             )
-        return self._groups.sums(squares, parameters), self._groups.sums(summed, parameters)
+        return self._groups.sums(squares, parameters)
 
     def _begin(self) -> None:
         count = len(self._parameters)
         self._pending: list[tuple[Tensor, Tensor] | None] = [None] * count
         self._squares: list[Tensor | None] = [None] * count
-        self._sums: list[Tensor | None] = [None] * count
         self._times = [0] * count
         self._factor = 1.0
         self._half = 1
@@ -145,10 +140,6 @@ class MicroBatchSquares:
                 before = self._squares[index]
                 self._squares[index] = weighed if before is None else before + weighed
                 self._times[index] += 1
-                if self._watch_sum and parameter.grad is not None:
-                    self._sums[index] = square_norm(parameter.grad)
-                    if self._geometry is not None:
-                        self._geometry.mean(index, parameter.grad)
             except Exception as error:  # noqa: BLE001  training must go on
                 self._on_error(error)
 

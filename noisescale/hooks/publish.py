@@ -51,6 +51,7 @@ class Slot:
         measuring: Whether this rank takes norms; False where it failed and only takes part.
         local_squares, global_squares: Per bucket, or whatever else the capture takes the gradient
             in pieces by: a float64 vector over layer groups.
+        shard_squares: Of a sharded model, this rank's part of the averaged gradient's squares.
         unscale: 0-d float64 factor of the squares that undoes a loss scale.
         cost_s: Host time spent in measuring so far.
     """
@@ -62,6 +63,7 @@ class Slot:
     measuring: bool
     local_squares: dict[int, Tensor] = field(default_factory=dict)
     global_squares: dict[int, Tensor] = field(default_factory=dict)
+    shard_squares: Tensor | None = None
     unscale: Tensor | None = None
     carried: Tensor | None = None
     learning_rate: float | Tensor | None = None
@@ -160,8 +162,15 @@ class Slot:
         device = pieces[0].device
         for piece in pieces if device.type != "cpu" else ():
             piece.record_stream(torch.accelerator.current_stream())
-        total = torch.stack([piece.to(device, non_blocking=True) for piece in pieces]).sum(dim=0)
-        return total if self.unscale is None else total * self.unscale.to(device, non_blocking=True)
+        return self.unscaled(
+            torch.stack([piece.to(device, non_blocking=True) for piece in pieces]).sum(dim=0)
+        )
+
+    def unscaled(self, squares: Tensor) -> Tensor:
+        """Without the loss scale."""
+        return (
+            squares if self.unscale is None else squares * self.unscale.to(squares.device, non_blocking=True)
+        )
 
 
 class SlotQueue:

@@ -29,6 +29,7 @@ class StepReader:
         sampling: What the samples are.
         groups: Names of the layer groups, in the order of a reading's square norms.
         geometries: Those that are measured beside the Euclidean one, in the order of NAMES.
+        sharded: Whether the averaged gradient's square norms are in the packet.
         first_step: Number of the first step after attaching; more than 0 in a resumed job.
     """
 
@@ -39,6 +40,7 @@ class StepReader:
         sampling: Sampling,
         groups: Sequence[str] = (TOTAL,),
         geometries: Sequence[Geometry] = (),
+        sharded: bool = False,
         first_step: int = 0,
     ) -> None:
         self.first_step = first_step
@@ -46,6 +48,7 @@ class StepReader:
         self._sampling = sampling
         self._groups = tuple(groups)
         self._geometries = tuple(geometries)
+        self._sharded = sharded
         self._learning_rate: float | None = None
         self._examples = 0
         self._said_identical = False
@@ -72,10 +75,12 @@ class StepReader:
 
     def _moments(self, reading: Reading) -> dict[tuple[str, str], StepMoments] | None:
         packet, sampling, divisor = reading.packet, self._sampling, reading.divisor
+        # Of a sharded model they were summed over ranks, behind the local ones.
+        squares = packet.local_squares[-len(self._groups) :] if self._sharded else reading.global_squares
         pairs = [
             (
                 sampling.local_sq(packet, group=index, divisor=divisor),
-                sampling.global_sq(reading.global_squares[index], packet, divisor=divisor),
+                sampling.global_sq(squares[index], packet, divisor=divisor),
             )
             for index in range(len(self._groups))
         ]

@@ -15,8 +15,8 @@ from torch.utils.checkpoint import checkpoint
 
 import noisescale
 from noisescale.errors import InvalidInputError
-from noisescale.hooks.accumulation import NO_ACCUMULATION
 from noisescale.hooks.monitor import Monitor
+from noisescale.hooks.stepwise import NO_ACCUMULATION
 from noisescale.moments import SampleGeometry, StepMoments, step_moments
 from tests.hooks.ranks import Rank, Ranks
 from tests.hooks.training import (

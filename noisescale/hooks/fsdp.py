@@ -1,0 +1,138 @@
+"""The capture of models sharded by fully_shard (FSDP2), HSDP too.
+
+Every micro-batch of every rank is a sample. A rank's own gradients are taken in backward, by hooks on
+the unsharded parameters, before FSDP reduces them: so they are whole, in the compute dtype, and not yet
+divided, whatever the reduction's dtype and whether it happens in this micro-batch or later. What the
+optimizer gets is taken from the shards; the ranks' parts are added up in the packet.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from noisescale.errors import UnsupportedModelError
+from noisescale.hooks.assembly import assemble
+from noisescale.hooks.options import Options
+from noisescale.hooks.stepwise import StepwiseCapture, group_of_ranks
+
+
+@dataclass(frozen=True, slots=True)
+class _Mesh:
+    ranks: tuple[int, ...]
+    replicas: int
+
+
+def is_sharded(model: nn.Module) -> bool:
+    """Whether fully_shard was applied to the model or a part of it."""
+    return any(True for _ in _sharded_modules(model))
+
+
+def capture_sharded(model: nn.Module, optimizer: Optimizer | None, options: Options) -> StepwiseCapture:
+    """Measure a model that fully_shard was applied to; every rank of its mesh calls it.
+
+    Unshards one module after another, once, as the first forward pass does.
+
+    Args:
+        model: The root module.
+        optimizer, options: As of noisescale.attach.
+
+    Raises:
+        UnsupportedModelError: Nothing can be trained, a part is not sharded, parts are sharded over
+            different meshes or over other dimensions than data-parallel ones, or geometries other than
+            the Euclidean are wanted.
+        OptimizerNotFoundError, InvalidInputError: As noisescale.attach.
+    """
+    names = options.geometry if not isinstance(options.geometry, str) else [options.geometry]
+    if any(name != "euclidean" for name in names):
+        raise UnsupportedModelError(
+            f"geometry={options.geometry!r} needs whole gradients in one place, and this model's are "
+            'sharded; measure geometry="euclidean", or the others on a DistributedDataParallel run'
+        )
+    mesh = _mesh_of(model)
+    pairs = list(_unsharded_and_sharded(model))
+    if not pairs:
+        raise UnsupportedModelError(
+            "no parameter of the model requires a gradient; there is nothing to measure"
+        )
+    _check_all_sharded(model, [sharded for _, sharded in pairs])
+    built = assemble(
+        model, optimizer, options, group=group_of_ranks(mesh.ranks), sampled_by="micro_batch", sharded=True
+    )
+    return StepwiseCapture(
+        model,
+        built,
+        options,
+        sampled=[unsharded for unsharded, _ in pairs],
+        summed=[sharded for _, sharded in pairs],
+        replicas=mesh.replicas,
+    )
+
+
+def _sharded_modules(model: nn.Module) -> Iterator[Any]:
+    try:
+        from torch.distributed.fsdp import FSDPModule
+    except ImportError:  # before torch 2.6
+        return
+    yield from (module for module in model.modules() if isinstance(module, FSDPModule))
+
+
+def _mesh_of(model: nn.Module) -> _Mesh:
+    found: set[_Mesh] = set()
+    for module in _sharded_modules(model):
+        for group in module._get_fsdp_state()._fsdp_param_groups:
+            if group.gradient_divide_factor is not None:
+                raise UnsupportedModelError(
+                    "set_gradient_divide_factor() makes the reduced gradient another thing than the mean "
+                    "over ranks, which is what the noise scale is measured from; leave it out"
+                )
+            mesh = group.mesh_info.mesh
+            replicas = 1
+            if group.mesh_info.replicate_mesh_dim is not None:
+                replicas = mesh.size(group.mesh_info.replicate_mesh_dim)
+            for parameter in group.fsdp_params:
+                own = parameter.sharded_param.device_mesh
+                if own.ndim != mesh.ndim:
+                    raise UnsupportedModelError(
+                        f"a parameter is distributed over {own.ndim} mesh dimensions, of which {mesh.ndim} "
+                        "are data-parallel (tensor parallelism?); only data-parallel meshes are measured"
+                    )
+            found.add(_Mesh(tuple(sorted(mesh.mesh.flatten().tolist())), replicas))
+    if len(found) != 1:
+        raise UnsupportedModelError(
+            f"the model's parts are sharded over {len(found)} different meshes; shard all of them over one"
+        )
+    (mesh,) = found
+    if dist.get_rank() not in mesh.ranks:
+        raise UnsupportedModelError("this rank is not in the mesh that the model is sharded over")
+    return mesh
+
+
+def _unsharded_and_sharded(model: nn.Module) -> Iterator[tuple[Tensor, Tensor]]:
+    """Each trained parameter as backward sees it and as the optimizer does, one module after another.
+
+    The unsharded one is the same object in every step; only its memory comes and goes.
+    """
+    for module in _sharded_modules(model):
+        sharded = dict(module.named_parameters())
+        module.unshard()
+        try:
+            whole = dict(module.named_parameters())
+            for name, parameter in sharded.items():
+                if whole[name] is not parameter and parameter.requires_grad:
+                    yield whole[name], parameter
+        finally:
+            module.reshard()
+
+
+def _check_all_sharded(model: nn.Module, sharded: list[Tensor]) -> None:
+    known = {id(parameter) for parameter in sharded}
+    left = [n for n, p in model.named_parameters() if p.requires_grad and id(p) not in known]
+    if left:
+        raise UnsupportedModelError(
+            f"{len(left)} parameters are not sharded ({', '.join(left[:3])}), and nothing reduces their "
+            "gradients; apply fully_shard to the root module too"
+        )

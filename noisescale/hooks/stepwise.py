@@ -1,0 +1,259 @@
+"""Captures whose step ends as the optimizer steps: a process alone, and sharded models.
+
+Micro-batches are the samples. Their gradients are taken one by one in backward; the square norm of
+what they come to is taken as each part of it arrives, before gradients are clipped.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from noisescale.hooks.assembly import Assembly
+from noisescale.hooks.counting import BatchCounter, count_by
+from noisescale.hooks.groups import LayerGroups
+from noisescale.hooks.micro_batches import MicroBatchSquares
+from noisescale.hooks.monitor import Monitor
+from noisescale.hooks.norms import square_norm
+from noisescale.hooks.optimizers import learning_rate_of
+from noisescale.hooks.options import Options
+from noisescale.hooks.publish import Slot
+
+PATIENCE_STEPS = 20
+"""Optimizer steps of one sample each after which it is said that nothing can be measured."""
+
+NO_ACCUMULATION = (
+    f"noisescale has stopped measuring: {PATIENCE_STEPS} optimizer steps had one micro-batch each, and one "
+    "sample has no spread; accumulate at least 2 micro-batches per optimizer step, or train on 2 ranks"
+)
+
+
+class SumSquares:
+    """The square norms of the gradients that the optimizer is about to use.
+
+    Args:
+        parameters: The optimizer's own.
+        on_error: Told what went wrong inside a hook.
+        also: Called with each parameter's number and gradient.
+    """
+
+    def __init__(
+        self,
+        parameters: Sequence[Tensor],
+        *,
+        groups: LayerGroups,
+        on_error: Callable[[Exception], None],
+        also: Callable[[int, Tensor], None],
+    ) -> None:
+        self._parameters = list(parameters)
+        self._groups = groups
+        self._on_error = on_error
+        self._also = also
+        self._handles: list[Any] = []
+        self._squares: dict[int, Tensor] = {}
+
+    def watch(self) -> None:
+        """Begin a step."""
+        if not self._handles:
+            self._squares = {}
+            for index, parameter in enumerate(self._parameters):
+                handle = parameter.register_post_accumulate_grad_hook(self._after(index))  # type: ignore[no-untyped-call]  # torch has no types for it
+                self._handles.append(handle)
+
+    def unwatch(self) -> None:
+        """Take the hooks off, and forget."""
+        for handle in self._handles:
+            handle.remove()
+        self._handles = []
+        self._squares = {}
+
+    def take(self) -> Tensor:
+        """By layer group; unwatches."""
+        squares = [self._squares[index] for index in sorted(self._squares)]
+        parameters = [self._parameters[index] for index in sorted(self._squares)]
+        self.unwatch()
+        return self._groups.sums(squares, parameters)
+
+    def _after(self, index: int) -> Callable[[Tensor], None]:
+        def hook(parameter: Tensor) -> None:
+            try:
+                gradient = parameter.grad
+                if gradient is not None:
+                    # Of a sharded parameter this rank's part; the latest counts.
+                    local: Tensor = gradient.to_local() if hasattr(gradient, "to_local") else gradient
+                    self._squares[index] = square_norm(local)
+                    self._also(index, gradient)
+            except Exception as error:  # noqa: BLE001  training must go on
+                self._on_error(error)
+
+        torch.utils.hooks.unserializable_hook(hook)  # type: ignore[no-untyped-call]  # a copy is watched by no one
+        return hook
+
+
+class StepwiseCapture:
+    """Takes the gradients of a module that is trained step by step.
+
+    Args:
+        model: Whose forward passes are counted.
+        built: The parts to measure through.
+        sampled: The parameters whose gradients backward gives, sample by sample.
+        summed: Those that the optimizer steps on, in the same order; the same ones, or their shards.
+        replicas: Ranks that hold each shard; None where nothing is sharded.
+
+    Attributes:
+        monitor: The noise scale.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        built: Assembly,
+        options: Options,
+        *,
+        sampled: Sequence[Tensor],
+        summed: Sequence[Tensor],
+        replicas: int | None = None,
+    ) -> None:
+        self._options = options
+        self._measuring = built.measuring
+        self._reporter = built.reporter
+        self._replicas = replicas
+        self._counter = BatchCounter()
+        self._counted = False
+        self._alone = 0
+        self._squares = MicroBatchSquares(
+            sampled,
+            groups=built.groups.named_like(summed, sampled),
+            sampling=built.measuring.sampling,
+            on_error=built.measuring.fail,
+            rank=built.measuring.rank,
+        )
+        self._sums = SumSquares(
+            summed, groups=built.groups, on_error=built.measuring.fail, also=self._also_in_geometries
+        )
+        self._handles: list[Any] = [
+            model.register_forward_pre_hook(_Call(self, "_before_forward"), with_kwargs=True),
+            built.optimizer.register_step_pre_hook(_Call(self, "_before_step")),
+            built.optimizer.register_step_post_hook(_Call(self, "_after_step")),
+        ]
+        self.monitor = Monitor(self, built.reporter, run=built.run, attempt=built.attempt)
+
+    @property
+    def passes(self) -> int:
+        """Optimizer steps since attaching."""
+        return self._measuring.passes
+
+    def collect(self, *, timeout_s: float) -> bool:
+        """Read what has been measured and is still on its way."""
+        return self._measuring.collect(timeout_s=timeout_s)
+
+    def leave(self) -> None:
+        """Stop measuring."""
+        self._measuring.leave()
+
+    def detach(self) -> None:
+        """Stop measuring and take all hooks off."""
+        self.leave()
+        self._unwatch()
+        for handle in self._handles:
+            handle.remove()
+        self._handles = []
+
+    def _before_forward(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        if not torch.is_grad_enabled() or self._measuring.stopped:
+            return
+        options = self._options
+        try:
+            counted = count_by(options.count, args, kwargs, batch_unit=options.batch_unit)
+        except Exception as error:
+            if not self._counted:
+                raise  # nothing has been trained yet: the one time when an error does no harm
+            self._measuring.fail(error)
+            return
+        self._counted = True
+        self._counter.add(counted, training=module.training)
+        if not (module.training or self._counter.only_evaluates):
+            return
+        if self._measuring.decide():
+            self._squares.watch(self._measuring.geometry)
+            self._sums.watch()
+        self._squares.next_micro_batch(counted)
+
+    def _before_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+        tally = self._counter.take()
+        slot = self._measuring.begin_pass(tally, divisor=self._measuring.world_size)
+        if slot is None:
+            self._unwatch()
+            return
+        try:
+            self._take(slot)
+        except Exception as error:  # noqa: BLE001  training must go on; all ranks are told in the packet
+            self._measuring.fail(error)
+        self._unwatch()
+        self._measuring.send(slot)
+        self._watch_for_accumulation(tally.micro_batches)
+
+    def _take(self, slot: Slot) -> None:
+        scale = getattr(self._options.grad_scaler, "_scale", None)
+        if isinstance(scale, Tensor):
+            # Still the one of the backward passes; cloned, for the scaler changes it in place.
+            slot.unscale = scale.detach().clone().double().square().reciprocal()
+        slot.local_squares[0] = self._squares.take(micro_batches=slot.tally.micro_batches)
+        summed = self._sums.take()
+        if self._replicas is None:
+            slot.global_squares[0] = summed
+        else:
+            slot.shard_squares = summed / self._replicas
+
+    def _after_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+        try:
+            self._measuring.note_learning_rate(learning_rate_of(optimizer))
+        except Exception as error:  # noqa: BLE001  training must go on
+            self._measuring.fail(error)
+
+    def _also_in_geometries(self, index: int, gradient: Tensor) -> None:
+        geometry = self._measuring.geometry
+        if geometry is not None and self._replicas is None:
+            geometry.mean(index, gradient)
+
+    def _unwatch(self) -> None:
+        self._squares.unwatch()
+        self._sums.unwatch()
+
+    def _watch_for_accumulation(self, micro_batches: int) -> None:
+        if micro_batches > 1 or self._measuring.world_size > 1:
+            self._alone = -1  # now and then a lone one may be
+        elif self._alone >= 0:
+            self._alone += 1
+            if self._alone == PATIENCE_STEPS:
+                self._reporter.refuse(NO_ACCUMULATION)
+                self._measuring.leave()
+
+
+class _Call:
+    """A hook that keeps its capture alive, and does nothing on a copied or pickled model."""
+
+    def __init__(self, capture: StepwiseCapture | None, method: str) -> None:
+        self._capture = capture
+        self._method = method
+
+    def __call__(self, *arguments: Any) -> None:
+        if self._capture is not None:
+            getattr(self._capture, self._method)(*arguments)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _Call, (None, self._method)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> "_Call":
+        return _Call(None, self._method)
+
+
+def group_of_ranks(ranks: Sequence[int]) -> dist.ProcessGroup:
+    """A process group of these ranks; each of them calls it."""
+    made = dist.new_group(ranks=sorted(ranks), use_local_synchronization=True, group_desc="noisescale data")
+    if not isinstance(made, dist.ProcessGroup):
+        raise RuntimeError("this process is not one of the ranks of the model's mesh")
+    return made

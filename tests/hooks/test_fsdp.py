@@ -1,0 +1,302 @@
+"""Models sharded by fully_shard are measured as float64 gradients of every micro-batch say."""
+
+import copy
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import FullyShardedDataParallel, MixedPrecisionPolicy, fully_shard
+from torch.distributed.tensor import DTensor
+from torch.profiler import ProfilerActivity, profile
+
+import noisescale
+import noisescale.hooks.stepwise as stepwise
+from noisescale.errors import UnsupportedModelError
+from noisescale.moments import StepMoments
+from tests.hooks.ranks import Rank, Ranks
+from tests.hooks.test_micro_batches import gradients_of, moments_of
+from tests.hooks.training import Reports, SmallNet, batch_of, logged, small_net, sum_of
+
+BATCH = 8
+
+
+def sharded_net(*, shape: Sequence[int] | None = None, **options: Any) -> nn.Module:
+    """SmallNet with two of its layers and itself under fully_shard."""
+    model = small_net()
+    world = dist.get_world_size()
+    if shape is None:
+        mesh = init_device_mesh("cpu", (world,), mesh_dim_names=("shard",))
+    else:
+        mesh = init_device_mesh("cpu", tuple(shape), mesh_dim_names=("replicate", "shard"))
+    for part in (model.first, model.middle):
+        fully_shard(part, mesh=mesh, **options)
+    fully_shard(model, mesh=mesh, **options)
+    return model
+
+
+def whole_state(model: nn.Module) -> dict[str, Tensor]:
+    """Unsharded copies of the weights."""
+    return {
+        name: (value.full_tensor() if isinstance(value, DTensor) else value).detach().clone()
+        for name, value in model.state_dict().items()
+    }
+
+
+def loss_of_sharded(model: nn.Module, rank: int, number: int) -> Tensor:
+    inputs, labels = batch_of(rank, number, BATCH)
+    output: Tensor = model(inputs)
+    return nn.functional.cross_entropy(output.float(), labels)
+
+
+def sharded_job(
+    rank: Rank,
+    *,
+    build: dict[str, Any],
+    micro_batches: int = 1,
+    deferred: bool = False,
+    rel: float = 1e-4,
+    clip: bool = False,
+    groups: Any = None,
+    steps: int = 8,
+) -> bool:
+    """Trains with the monitor and without; checks the sums on rank 0; whether the weights are the same."""
+    results = []
+    reports = Reports()
+    wanted: list[StepMoments] = []
+    for measured in (False, True):
+        model = sharded_net(**build)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
+        monitor = None
+        if measured:
+            monitor = noisescale.attach(model, optimizer, every=1, report_to=reports, groups=groups)
+        for step in range(steps):
+            if measured:
+                state = whole_state(model)
+                alone = SmallNet()
+                alone.load_state_dict(state)
+                first = step * micro_batches
+                ranks = range(rank.world_size)
+                numbers = [(r, first + j, BATCH) for r in ranks for j in range(micro_batches)]
+                count = len(numbers)
+                gradients = gradients_of(alone, numbers)
+                wanted.append(moments_of(gradients, counts=[BATCH] * count, weights=[1 / count] * count))
+            optimizer.zero_grad()
+            for j in range(micro_batches):
+                if deferred:
+                    model.set_requires_gradient_sync(j == micro_batches - 1)  # type: ignore[operator]  # FSDPModule
+                loss = loss_of_sharded(model, rank.rank, step * micro_batches + j)
+                (loss / micro_batches).backward()
+            if clip:
+                nn.utils.clip_grad_norm_(model.parameters(), 0.01)
+            optimizer.step()
+        if monitor is not None:
+            monitor.close()
+        results.append(whole_state(model))
+    if rank.rank == 0:
+        trace, signal, measured_steps = reports.sums()
+        assert measured_steps == steps
+        assert trace == pytest.approx(sum_of(wanted)[0], rel=rel)
+        assert signal == pytest.approx(sum_of(wanted)[1], rel=rel, abs=rel * abs(trace))
+        info = reports[-1].run
+        assert (info.dp_world_size, info.samples, info.accumulation_steps) == (
+            rank.world_size,
+            "micro_batch",
+            micro_batches,
+        )
+    return all(torch.equal(results[0][name], results[1][name]) for name in results[0])
+
+
+HALF = MixedPrecisionPolicy(reduce_dtype=torch.float16)
+BF16 = MixedPrecisionPolicy(reduce_dtype=torch.bfloat16)
+
+CASES: dict[str, dict[str, Any]] = {
+    "plain": {"build": {}},
+    "kept-unsharded": {"build": {"reshard_after_forward": False}},
+    "accumulation": {"build": {}, "micro_batches": 3},
+    "deferred-accumulation": {"build": {}, "micro_batches": 3, "deferred": True},
+    "clipped": {"build": {}, "clip": True},
+    # The optimizer's gradient itself is rounded, to 11 and 8 bits.
+    "fp16-reduction": {"build": {"mp_policy": HALF}, "rel": 3e-3},
+    "bf16-reduction": {"build": {"mp_policy": BF16}, "rel": 2e-2},
+    "groups": {"build": {}, "groups": {"middle": "middle.*", "rest": "*"}},
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_sharded_equals_the_reference(two_ranks: Ranks, name: str) -> None:
+    """FSDP2 in its modes: the moments of float64 gradients, and weights bitwise those without."""
+    assert all(two_ranks.run(sharded_job, **CASES[name]))
+
+
+MESHES: dict[str, dict[str, Any]] = {
+    "hsdp-2x2": {"build": {"shape": (2, 2)}},
+    "hsdp-4x1": {"build": {"shape": (4, 1)}},
+    "hsdp-1x4": {"build": {"shape": (1, 4)}},
+    "hsdp-2x2-fp16": {"build": {"shape": (2, 2), "mp_policy": HALF}, "rel": 3e-3},
+    "hsdp-2x2-deferred": {"build": {"shape": (2, 2)}, "micro_batches": 2, "deferred": True},
+    "fsdp-4": {"build": {}},
+}
+
+
+@pytest.mark.parametrize("name", MESHES)
+def test_mesh_layout_is_no_matter(four_ranks: Ranks, name: str) -> None:
+    """Sharded, replicated or both, shards of the whole too: nothing is counted twice or left out."""
+    assert all(four_ranks.run(sharded_job, **MESHES[name], steps=4))
+
+
+def grouped_sums(rank: Rank) -> dict[str, float]:
+    model = sharded_net()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+    reports = Reports()
+    groups = {"middle": "middle.*", "rest": "*"}
+    with noisescale.attach(model, optimizer, every=1, report_to=reports, groups=groups):
+        for step in range(4):
+            optimizer.zero_grad()
+            loss_of_sharded(model, rank.rank, step).backward()
+            optimizer.step()
+    sums: dict[str, float] = {}
+    for entry in (entry for report in reports for block in report.blocks for entry in block.sums):
+        sums[entry.group] = sums.get(entry.group, 0.0) + entry.trace_covariance
+    return sums
+
+
+def test_groups_of_shards(two_ranks: Ranks) -> None:
+    """Layer groups of a sharded model add up to the total."""
+    sums = two_ranks.run(grouped_sums)[0]
+    assert sums["middle"] + sums["rest"] == pytest.approx(sums["total"], rel=1e-6)
+    assert 0 < sums["middle"] < sums["total"]
+
+
+def failing_job(rank: Rank, *, at_rank: int) -> tuple[bool, list[str]]:
+    """Measuring raises on one rank in its fifth step."""
+    results = []
+    real, calls = stepwise.square_norm, 0
+
+    def failing(values: Tensor) -> Tensor:
+        nonlocal calls
+        calls += 1
+        if calls > 40:
+            raise RuntimeError("injected")
+        return real(values)
+
+    with logged() as lines:
+        for measured in (False, True):
+            model = sharded_net()
+            optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+            if measured:
+                if rank.rank == at_rank:
+                    stepwise.square_norm = failing
+                monitor = noisescale.attach(model, optimizer, every=1)
+            for step in range(15):
+                optimizer.zero_grad()
+                loss_of_sharded(model, rank.rank, step).backward()
+                optimizer.step()
+            if measured:
+                monitor.close()
+            results.append(whole_state(model))
+    stepwise.square_norm = real
+    return all(torch.equal(results[0][name], results[1][name]) for name in results[0]), lines
+
+
+@pytest.mark.parametrize("at_rank", [0, 1])
+def test_failure_on_one_rank_of_a_sharded_model(two_ranks: Ranks, at_rank: int) -> None:
+    """Told once, and both ranks train on with the same bits."""
+    answers = two_ranks.run(failing_job, at_rank=at_rank)
+    assert [same for same, _ in answers] == [True, True]
+    failed = [line for line in answers[at_rank][1] if "failed on rank" in line]
+    assert len(failed) == 1
+
+
+def syncs_and_hooks(rank: Rank) -> tuple[list[str], bool, int]:
+    """Host waits in measured steps; whether hooks are left after detach(); steps measured."""
+    model = sharded_net()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+    monitor = noisescale.attach(model, optimizer, every=1)
+    waits = {"aten::_local_scalar_dense", "aten::item", "aten::is_nonzero"}
+
+    def step(number: int) -> None:
+        optimizer.zero_grad()
+        loss_of_sharded(model, rank.rank, number).backward()
+        optimizer.step()
+
+    step(0)
+    with profile(activities=[ProfilerActivity.CPU]) as profiler:
+        for number in range(1, 6):
+            step(number)
+    names = [event.name for event in profiler.events() if event.name in waits]
+    measured = monitor.estimate().measured_steps
+    monitor.detach()
+    left = any(p._backward_hooks or p._post_accumulate_grad_hooks for p in model.parameters())
+    step(6)
+    return names, left or bool(optimizer._optimizer_step_pre_hooks), measured
+
+
+def test_sharded_steps_do_not_wait_and_leave_no_hooks(two_ranks: Ranks) -> None:
+    """No item() in measured steps; after detach() no hooks of ours."""
+    answers = two_ranks.run(syncs_and_hooks)
+    assert [names for names, _, _ in answers] == [[], []]
+    assert [left for _, left, _ in answers] == [False, False]
+    assert answers[0][2] == 6
+
+
+def refusals(rank: Rank) -> dict[str, str]:
+    """What attach() says of sharded models that it does not measure."""
+    told = {}
+
+    def refusal(name: str, model: nn.Module, **arguments: Any) -> None:
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+        try:
+            noisescale.attach(model, optimizer, **arguments).detach()
+            told[name] = "attached"
+        except UnsupportedModelError as error:
+            told[name] = str(error)
+
+    refusal("geometry", sharded_net(), geometry="sign")
+    factor = sharded_net()
+    factor.set_gradient_divide_factor(3.0)  # type: ignore[operator]  # FSDPModule
+    refusal("factor", factor)
+    partly = small_net()
+    fully_shard(partly.middle)
+    refusal("partly", partly)
+    refusal("fsdp1", FullyShardedDataParallel(copy.deepcopy(small_net()), device_id=torch.device("cpu")))
+    return told
+
+
+def test_refused_sharded_models(two_ranks: Ranks) -> None:
+    """Each is told with what to do instead."""
+    told = two_ranks.run(refusals)[0]
+    assert "sharded" in told["geometry"]
+    assert "set_gradient_divide_factor" in told["factor"]
+    assert "apply fully_shard to the root" in told["partly"]
+    assert "fully_shard" in told["fsdp1"]
+
+
+def state_job(rank: Rank) -> tuple[int, int]:
+    """A checkpoint of the monitor in mid-run, and going on from it."""
+    model = sharded_net()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+    monitor = noisescale.attach(model, optimizer, every=1)
+    for step in range(5):
+        optimizer.zero_grad()
+        loss_of_sharded(model, rank.rank, step).backward()
+        optimizer.step()
+    state = monitor.state_dict()
+    monitor.detach()
+    again = noisescale.attach(model, optimizer, every=1)
+    again.load_state_dict(state)
+    for step in range(5, 8):
+        optimizer.zero_grad()
+        loss_of_sharded(model, rank.rank, step).backward()
+        optimizer.step()
+    again.close()
+    return again.estimate().measured_steps, 8 if rank.rank == 0 else 0
+
+
+def test_sharded_state_goes_on(two_ranks: Ranks) -> None:
+    """state_dict() and load_state_dict() work as for DDP."""
+    for found, wanted in two_ranks.run(state_job):
+        assert found == wanted
