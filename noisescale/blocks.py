@@ -28,6 +28,12 @@ SMOOTH_LEARNING_RATE_RATIO = 1.2
 """A learning rate that moves by more than this between neighbours has jumped, not drifted."""
 
 
+def main_geometry(blocks: "Iterable[Block]") -> Geometry:
+    """Which geometry's total stands for the run: the Euclidean, or a proxy that was measured instead."""
+    found = {sums.geometry for block in blocks for sums in block.sums}
+    return "norm_layers" if "norm_layers" in found and "euclidean" not in found else "euclidean"
+
+
 class MomentSums(BaseModel):
     """Sums over measured steps of one layer group's moments, in one geometry.
 

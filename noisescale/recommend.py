@@ -20,7 +20,7 @@ from noisescale.advice import (
     Size,
     WhatIf,
 )
-from noisescale.blocks import Block, Geometry
+from noisescale.blocks import Block, Geometry, main_geometry
 from noisescale.decide import CLEAN_STEPS, Decision, decide, fit_layout, learning_rate_for
 from noisescale.errors import ContradictionError, InvalidInputError, NotMeasuredError
 from noisescale.estimate import WINDOW_STEPS, Estimate, estimate
@@ -157,7 +157,7 @@ def recommend_run(
     wanted = MATCHING_GEOMETRY.get(optimizer, "euclidean")
     if wanted != geometry:
         assumed.append(
-            f"the euclidean noise scale stands in for the {wanted} one that fits {optimizer}, which was "
+            f"the {geometry} noise scale stands in for the {wanted} one that fits {optimizer}, which was "
             "not measured"
         )
     if batch is not None and setting.global_batch_size != batch:
@@ -237,7 +237,8 @@ def _fitting_estimate(
         found = estimate(blocks, geometry=geometry, window_steps=window_steps)
         if found.measured_steps > 0:
             return geometry, found
-    return "euclidean", estimate(blocks, window_steps=window_steps)
+    standing_in = main_geometry(blocks)
+    return standing_in, estimate(blocks, geometry=standing_in, window_steps=window_steps)
 
 
 @dataclass(slots=True)

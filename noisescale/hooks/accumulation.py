@@ -8,6 +8,7 @@ from torch.optim import Optimizer
 
 from noisescale.errors import UnsupportedModelError
 from noisescale.hooks.assembly import assemble, trainable
+from noisescale.hooks.micro_batches import MicroBatchSquares
 from noisescale.hooks.options import Options
 from noisescale.hooks.stepwise import StepwiseCapture
 
@@ -29,4 +30,10 @@ def capture_alone(model: nn.Module, optimizer: Optimizer | None, options: Option
             "no parameter of the model requires a gradient; there is nothing to measure"
         )
     built = assemble(model, optimizer, options, group=None, sampled_by="micro_batch")
-    return StepwiseCapture(model, built, options, sampled=parameters, summed=parameters)
+    squares = MicroBatchSquares(
+        parameters,
+        groups=built.groups,
+        sampling=built.measuring.sampling,
+        on_error=built.measuring.fail,
+    )
+    return StepwiseCapture(model, built, options, squares=squares, summed=parameters)

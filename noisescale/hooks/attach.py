@@ -18,6 +18,7 @@ from noisescale.hooks.geometry.sampled import DEFAULT_EVERY, GeometryChoice
 from noisescale.hooks.groups import Groups
 from noisescale.hooks.inner_hooks import InnerHook
 from noisescale.hooks.monitor import Monitor
+from noisescale.hooks.norm_layers import capture_norm_layers
 from noisescale.hooks.options import Options
 from noisescale.hooks.run_info import Tuned
 from noisescale.hooks.sampling import LossReduction, SampledBy
@@ -74,7 +75,8 @@ def attach(
             Without it the noise scale is right but for the steps at which the scale changes.
         samples: "rank" (the default of DDP): what a rank accumulates in a step is one sample.
             "micro_batch" (for all other models): each of its micro-batches is one, which says more from
-            the same step; costs a read of each.
+            the same step; costs a read of each. "norm_layers": single examples at the normalization
+            layers, a proxy, for one process without accumulation.
         loss_reduction: "mean": the loss is a mean over its micro-batch (the default, where it is not
             said). "global_mean": it is a sum over examples (or tokens) divided by their number over all
             micro-batches and ranks; count= must then count what the sum runs over.
@@ -118,11 +120,16 @@ def attach(
                 "leave it out",
                 field="inner_hook",
             )
-        if samples not in (None, "micro_batch"):
+        if samples not in (None, "micro_batch", "norm_layers") or (
+            samples == "norm_layers" and is_sharded(model)
+        ):
             raise InvalidInputError(
-                f'samples is "micro_batch" for a model that is not DistributedDataParallel, got {samples!r}',
+                'samples is "micro_batch", or "norm_layers" in one process, for a model that is not '
+                f"DistributedDataParallel, got {samples!r}",
                 field="samples",
             )
+        if samples == "norm_layers":
+            return capture_norm_layers(model, optimizer, Options(**options)).monitor
         if is_sharded(model):
             return capture_sharded(model, optimizer, Options(**options)).monitor
         if samples == "micro_batch":

@@ -16,6 +16,7 @@ from torch.optim import Optimizer
 
 from noisescale.errors import UnsupportedModelError
 from noisescale.hooks.assembly import assemble
+from noisescale.hooks.micro_batches import MicroBatchSquares
 from noisescale.hooks.options import Options
 from noisescale.hooks.stepwise import StepwiseCapture, group_of_ranks
 
@@ -62,14 +63,15 @@ def capture_sharded(model: nn.Module, optimizer: Optimizer | None, options: Opti
     built = assemble(
         model, optimizer, options, group=group_of_ranks(mesh.ranks), sampled_by="micro_batch", sharded=True
     )
-    return StepwiseCapture(
-        model,
-        built,
-        options,
-        sampled=[unsharded for unsharded, _ in pairs],
-        summed=[sharded for _, sharded in pairs],
-        replicas=mesh.replicas,
+    whole, shards = [unsharded for unsharded, _ in pairs], [sharded for _, sharded in pairs]
+    squares = MicroBatchSquares(
+        whole,
+        groups=built.groups.named_like(shards, whole),
+        sampling=built.measuring.sampling,
+        on_error=built.measuring.fail,
+        rank=built.measuring.rank,
     )
+    return StepwiseCapture(model, built, options, squares=squares, summed=shards, replicas=mesh.replicas)
 
 
 def _sharded_modules(model: nn.Module) -> Iterator[Any]:

@@ -258,7 +258,7 @@ class Measuring:
             active=int(slot.tally.micro_batches > 0),
             samples=self.sampling.samples(slot.tally),
             weight_over_count=self.sampling.weight_over_count(slot.tally),
-            squared_weight_over_count=slot.tally.inverse_count,
+            squared_weight_over_count=self.sampling.squared_weight_over_count(slot.tally),
             count=slot.tally.count,
             examples=slot.examples,
             failed=int(self._failed),

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from copy import deepcopy
 from typing import Any, Protocol
 
-from noisescale.blocks import BatchUnit, Block, BlockBuilder
+from noisescale.blocks import BatchUnit, Block, BlockBuilder, main_geometry
 from noisescale.errors import NotMeasuredError
 from noisescale.estimate import Estimate, estimate
 from noisescale.history import current_regime
@@ -180,7 +180,8 @@ class RankZeroReporter:
 
     def estimate(self) -> Estimate:
         """Of the current regime, the unfinished block too."""
-        return estimate(current_regime(self.blocks()).blocks, every=self._meter.every).model_copy(
+        blocks = current_regime(self.blocks()).blocks
+        return estimate(blocks, geometry=main_geometry(blocks), every=self._meter.every).model_copy(
             update={"batch_unit": self._builder.batch_unit}
         )
 

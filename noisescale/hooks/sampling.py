@@ -11,11 +11,12 @@ w_k = n_k / N. Any factor on top, common to all, scales tr(Sigma) and |G|^2 alik
 from dataclasses import dataclass
 from typing import Literal
 
+from noisescale.blocks import Geometry
 from noisescale.hooks.counting import Tally
 from noisescale.hooks.reduction import Packet
 from noisescale.moments import SampleGeometry
 
-SampledBy = Literal["rank", "micro_batch"]
+SampledBy = Literal["rank", "micro_batch", "norm_layers"]
 LossReduction = Literal["mean", "global_mean"]
 
 
@@ -25,7 +26,7 @@ class Sampling:
 
     Attributes:
         by: "rank": all that a rank accumulates in a step is one sample; "micro_batch": each of its
-            micro-batches is one.
+            micro-batches is one; "norm_layers": each example is one, at some layers.
         loss_reduction: "mean": each loss is the mean over its micro-batch. "global_mean": each is the
             sum over its examples (or tokens), divided by their number in the whole step.
     """
@@ -35,15 +36,30 @@ class Sampling:
 
     def samples(self, tally: Tally) -> int:
         """K of one rank."""
+        if self.by == "norm_layers":
+            return tally.count
         return tally.micro_batches if self.by == "micro_batch" else int(tally.micro_batches > 0)
 
     def weight_over_count(self, tally: Tally) -> float:
         """sum_k w_k / n_k of one rank, its own weights summing to 1."""
+        if self.by == "norm_layers":
+            return float(tally.count > 0)
         return tally.mean_inverse if self.by == "micro_batch" else tally.inverse_count
+
+    def squared_weight_over_count(self, tally: Tally) -> float:
+        """sum_k w_k^2 / n_k of one rank, likewise."""
+        if self.by == "norm_layers":
+            return 1.0 / tally.count if tally.count else 0.0
+        return tally.inverse_count
 
     def micro_batch_factor(self, count: int) -> float:
         """What the square of one micro-batch's h_k is multiplied by as it is added to the rank's others."""
         return 1.0 / count if self.loss_reduction == "global_mean" and count > 0 else 1.0
+
+    @property
+    def geometry_name(self) -> Geometry:
+        """What the noise scale is of."""
+        return "norm_layers" if self.by == "norm_layers" else "euclidean"
 
     def raw_weight(self, count: int, *, micro_batches: int) -> float:
         """w_k of one micro-batch, up to a factor common to all samples of all ranks."""
@@ -51,6 +67,8 @@ class Sampling:
 
     def rank_factor(self, tally: Tally) -> float:
         """What a rank's sum of squares is multiplied by at the end."""
+        if self.by == "norm_layers":
+            return float(tally.count)
         if self.by == "micro_batch":
             return float(tally.micro_batches) if self.loss_reduction == "mean" else 1.0
         return self.micro_batch_factor(tally.count)

@@ -97,7 +97,7 @@ class StepReader:
             return None
         geometry = sampling.geometry(packet)
         euclidean = {
-            (group, "euclidean"): step_moments(local_sq=local, global_sq=whole, geometry=geometry)
+            (group, sampling.geometry_name): step_moments(local_sq=local, global_sq=whole, geometry=geometry)
             for group, (local, whole) in zip(self._groups, pairs, strict=True)
         }
         return euclidean | self._other_geometries(reading, geometry)

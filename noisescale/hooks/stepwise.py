@@ -5,7 +5,7 @@ what they come to is taken as each part of it arrives, before gradients are clip
 """
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 import torch.distributed as dist
@@ -14,8 +14,8 @@ from torch.optim import Optimizer
 
 from noisescale.hooks.assembly import Assembly
 from noisescale.hooks.counting import BatchCounter, count_by
+from noisescale.hooks.geometry.sampled import GeometryStep
 from noisescale.hooks.groups import LayerGroups
-from noisescale.hooks.micro_batches import MicroBatchSquares
 from noisescale.hooks.monitor import Monitor
 from noisescale.hooks.norms import square_norm
 from noisescale.hooks.optimizers import learning_rate_of
@@ -29,6 +29,22 @@ NO_ACCUMULATION = (
     f"noisescale has stopped measuring: {PATIENCE_STEPS} optimizer steps had one micro-batch each, and one "
     "sample has no spread; accumulate at least 2 micro-batches per optimizer step, or train on 2 ranks"
 )
+
+
+class SampleSquares(Protocol):
+    """Takes the square norms of one step's samples, as backward gives them."""
+
+    def watch(self, geometry: GeometryStep | None = None) -> None:
+        """Begin a step; does nothing in the middle of one."""
+
+    def next_micro_batch(self, count: int) -> None:
+        """A forward pass of so many examples (or tokens) is to come."""
+
+    def take(self, *, micro_batches: int) -> Tensor:
+        """By layer group, the sum of this rank's squares; ends the step."""
+
+    def unwatch(self) -> None:
+        """End the step, and forget."""
 
 
 class SumSquares:
@@ -99,8 +115,8 @@ class StepwiseCapture:
     Args:
         model: Whose forward passes are counted.
         built: The parts to measure through.
-        sampled: The parameters whose gradients backward gives, sample by sample.
-        summed: Those that the optimizer steps on, in the same order; the same ones, or their shards.
+        squares: Takes the samples.
+        summed: The parameters that the optimizer steps on, of those that are sampled.
         replicas: Ranks that hold each shard; None where nothing is sharded.
 
     Attributes:
@@ -113,7 +129,7 @@ class StepwiseCapture:
         built: Assembly,
         options: Options,
         *,
-        sampled: Sequence[Tensor],
+        squares: SampleSquares,
         summed: Sequence[Tensor],
         replicas: int | None = None,
     ) -> None:
@@ -124,13 +140,7 @@ class StepwiseCapture:
         self._counter = BatchCounter()
         self._counted = False
         self._alone = 0
-        self._squares = MicroBatchSquares(
-            sampled,
-            groups=built.groups.named_like(summed, sampled),
-            sampling=built.measuring.sampling,
-            on_error=built.measuring.fail,
-            rank=built.measuring.rank,
-        )
+        self._squares = squares
         self._sums = SumSquares(
             summed, groups=built.groups, on_error=built.measuring.fail, also=self._also_in_geometries
         )
@@ -194,7 +204,7 @@ class StepwiseCapture:
             self._measuring.fail(error)
         self._unwatch()
         self._measuring.send(slot)
-        self._watch_for_accumulation(tally.micro_batches)
+        self._watch_for_accumulation(self._measuring.sampling.samples(tally))
 
     def _take(self, slot: Slot) -> None:
         scale = getattr(self._options.grad_scaler, "_scale", None)
@@ -223,8 +233,8 @@ class StepwiseCapture:
         self._squares.unwatch()
         self._sums.unwatch()
 
-    def _watch_for_accumulation(self, micro_batches: int) -> None:
-        if micro_batches > 1 or self._measuring.world_size > 1:
+    def _watch_for_accumulation(self, samples: int) -> None:
+        if samples > 1 or self._measuring.world_size > 1:
             self._alone = -1  # now and then a lone one may be
         elif self._alone >= 0:
             self._alone += 1

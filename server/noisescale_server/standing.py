@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import structlog
 
 from noisescale.advice import Recommendation
-from noisescale.blocks import TOTAL, Block, Geometry
+from noisescale.blocks import TOTAL, Block, Geometry, main_geometry
 from noisescale.errors import NoiseScaleError
 from noisescale.estimate import Estimate, estimate, window
 from noisescale.history import Phase, current_regime
@@ -33,8 +33,8 @@ class Standing:
     Attributes:
         tail: Its last blocks, enough for one window.
         phase, learning_rate: Of the current regime.
-        estimates: Of the current regime, one per layer group and geometry; the total, Euclidean
-            one first. Empty before the first block.
+        estimates: Of the current regime, one per layer group and geometry; the total first, in the
+            Euclidean geometry or what was measured instead. Empty before the first block.
         recommendation: None before the first block.
     """
 
@@ -46,8 +46,8 @@ class Standing:
 
     @property
     def total(self) -> Estimate | None:
-        """The whole model's Euclidean estimate."""
-        return next((e for e in self.estimates if (e.group, e.geometry) == (TOTAL, "euclidean")), None)
+        """The whole model's estimate, Euclidean or what was measured instead."""
+        return self.estimates[0] if self.estimates else None
 
     @property
     def global_batch_size(self) -> float | None:
@@ -64,7 +64,8 @@ def standing_of(blocks: Sequence[Block], info: RunInfo, *, window_steps: int) ->
         window_steps: Measured steps that an estimate looks back over.
     """
     regime = current_regime(blocks)
-    keys: dict[tuple[str, Geometry], None] = {(TOTAL, "euclidean"): None} if regime.blocks else {}
+    main = main_geometry(regime.blocks)
+    keys: dict[tuple[str, Geometry], None] = {(TOTAL, main): None} if regime.blocks else {}
     for block in regime.blocks:
         keys |= dict.fromkeys((sums.group, sums.geometry) for sums in block.sums)
     estimates = tuple(
