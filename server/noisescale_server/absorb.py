@@ -15,7 +15,8 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from noisescale.blocks import Block
 from noisescale.wire import BlocksAccepted, BlocksReport
-from noisescale_server.errors import TooManyRunsError
+from noisescale_server.admission import RunLimits, refused
+from noisescale_server.errors import TooManyGroupsError, TooManyRunsError
 from noisescale_server.schema import attempts, blocks, runs
 
 _LARGEST_TOTAL = 2**62
@@ -24,11 +25,12 @@ _ROWS_PER_QUERY = 500
 
 @dataclass(frozen=True, slots=True)
 class Submission:
-    """One report as it came in, with the Unix time of its arrival."""
+    """One report as it came in, with the Unix time of its arrival, and the token it came with."""
 
     run: str
     report: BlocksReport
     received_at: float
+    token: str | None = None
 
 
 @dataclass(slots=True)
@@ -42,7 +44,7 @@ class Absorbed:
             changed in another way, so that what is remembered of it must be read again.
     """
 
-    answer: BlocksAccepted | TooManyRunsError
+    answer: BlocksAccepted | TooManyRunsError | TooManyGroupsError
     run_id: int = 0
     version: int = 0
     appended: list[Block] | None = None
@@ -65,38 +67,41 @@ class _Run:
 
 
 async def absorb(
-    connection: AsyncConnection, submissions: Sequence[Submission], *, max_runs: int
+    connection: AsyncConnection, submissions: Sequence[Submission], *, limits: RunLimits
 ) -> list[Absorbed]:
     """Apply submissions in their order; the caller commits.
 
     Args:
         connection: In a transaction that writes.
-        max_runs: Runs that the database may hold.
+        limits: What the database may hold.
     """
-    found = await _load(connection, submissions, max_runs=max_runs)
+    found, too_many = await _load(connection, submissions, limits)
     results: list[Absorbed] = []
     for submission in submissions:
-        run = found.get(submission.run)
-        if run is None:
-            results.append(Absorbed(TooManyRunsError(most=max_runs)))
+        if submission.run in too_many:
+            results.append(Absorbed(too_many[submission.run]))
+        elif _too_many_groups(found[submission.run], submission.report, limits.max_groups):
+            results.append(Absorbed(TooManyGroupsError(most=limits.max_groups)))
         else:
-            results.append(await _apply(connection, run, submission))
+            results.append(await _apply(connection, found[submission.run], submission))
     await _write(connection, list(found.values()))
     return results
 
 
 async def _load(
-    connection: AsyncConnection, submissions: Sequence[Submission], *, max_runs: int
-) -> dict[str, _Run]:
-    """The runs that are reported on, made where they are new, locked against other writers."""
+    connection: AsyncConnection, submissions: Sequence[Submission], limits: RunLimits
+) -> tuple[dict[str, _Run], dict[str, TooManyRunsError]]:
+    """The runs that are reported on, made where they are new, locked against other writers.
+
+    And why those that are one too many were not made.
+    """
     names = sorted({submission.run for submission in submissions})
     found = await _select_runs(connection, names)
+    first = {submission.run: submission for submission in reversed(submissions)}
     new = [name for name in names if name not in found]
+    too_many = await refused(connection, [(name, first[name].token) for name in new], limits) if new else {}
+    new = [name for name in new if name not in too_many]
     if new:
-        count = (await connection.execute(select(func.count()).select_from(runs))).scalar_one()
-        new = new[: max(0, max_runs - count)]
-    if new:
-        first = {submission.run: submission for submission in reversed(submissions)}
         await connection.execute(
             _upsert(connection, runs).on_conflict_do_nothing(index_elements=["name"]),
             [_new_run(first[name]) for name in new],
@@ -108,7 +113,7 @@ async def _load(
             by_id[row.run_id].attempts[row.attempt] = _Attempt(
                 row.first_step, row.last_step, row.dropped_blocks
             )
-    return found
+    return found, too_many
 
 
 async def _select_runs(connection: AsyncConnection, names: Sequence[str]) -> dict[str, _Run]:
@@ -135,7 +140,23 @@ def _new_run(submission: Submission) -> dict[str, Any]:
         "measured_steps": 0,
         "skipped_steps": 0,
         "examples": 0,
+        "token": submission.token,
+        "groups": "",
     }
+
+
+def _too_many_groups(run: _Run, report: BlocksReport, most: int) -> bool:
+    """Whether a report would give the run more layer groups than it may have; remembers them if not."""
+    known: str = run.row["groups"]
+    reported = {f"{sums.group}/{sums.geometry}" for block in report.blocks for sums in block.sums}
+    new = reported.difference(known.split(","))
+    if not new:
+        return False
+    groups = [*filter(None, known.split(",")), *sorted(new)]
+    if len(groups) > most:
+        return True
+    run.row["groups"] = ",".join(groups)
+    return False
 
 
 async def _apply(connection: AsyncConnection, run: _Run, submission: Submission) -> Absorbed:

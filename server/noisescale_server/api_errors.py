@@ -23,6 +23,7 @@ from noisescale.wire import ErrorBody, ErrorDetail
 from noisescale_server.errors import (
     QueueFullError,
     StoreUnavailableError,
+    TooManyGroupsError,
     TooManyRunsError,
     UnknownRunError,
 )
@@ -37,6 +38,7 @@ _DOMAIN: tuple[tuple[type[NoiseScaleError], int, str], ...] = (
     (InvalidInputError, 422, "invalid_input"),
     (SchemaVersionError, 422, "schema_version"),
     (TooManyRunsError, 429, "too_many_runs"),
+    (TooManyGroupsError, 422, "too_many_groups"),
     (QueueFullError, 503, "busy"),
     (StoreUnavailableError, 503, "store_unavailable"),
 )

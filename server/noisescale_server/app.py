@@ -14,6 +14,7 @@ from noisescale_server.observe import Observe
 from noisescale_server.routes import advice, health, ingest, metrics, runs, web
 from noisescale_server.services import build_services
 from noisescale_server.settings import Settings
+from noisescale_server.web.sign_in import SignedIn
 
 _DESCRIPTION = (
     "Keeps the gradient noise scales that training jobs report, shows them to Prometheus, and advises "
@@ -55,6 +56,7 @@ def create_app(settings: Settings | None = None) -> FastAPI:
     app.include_router(metrics.router)
     app.include_router(health.router)
     app.include_router(web.router)
+    app.add_middleware(SignedIn)
     app.add_middleware(Observe, metrics=services.metrics)
     app.openapi = lambda: _openapi(app)  # type: ignore[method-assign]  # FastAPI's documented way to extend it
     return app

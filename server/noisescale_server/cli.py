@@ -8,16 +8,18 @@ from typing import Annotated
 
 import typer
 import uvicorn
-from pydantic import ValidationError
 from sqlalchemy.exc import SQLAlchemyError
 
 from noisescale.errors import NoiseScaleError
 from noisescale_server.app import create_app
-from noisescale_server.auth import Tokens
+from noisescale_server.auth import any_active
+from noisescale_server.commands import settings as settings_command
+from noisescale_server.commands import token as token_command
 from noisescale_server.database import Database
 from noisescale_server.errors import StartError
 from noisescale_server.logs import configure_logs
-from noisescale_server.settings import Settings
+from noisescale_server.settings import Settings, load_settings
+from noisescale_server.tokens import TokenTable
 
 app = typer.Typer(
     name="noisescale-server",
@@ -60,11 +62,12 @@ def serve(
     ] = False,
 ) -> None:
     """Run the server until it is told to stop."""
-    settings = _settings()
-    if not (is_loopback(host) or Tokens(settings).required_for_writing or insecure):
+    settings = load_settings()
+    if not (is_loopback(host) or insecure or asyncio.run(_guarded(settings))):
         raise StartError(
-            f"{host} can be reached from other machines, and no write token is set, so anyone there could "
-            f"report; set NOISESCALE_WRITE_TOKENS (and NOISESCALE_READ_TOKENS), or say --insecure"
+            f"{host} can be reached from other machines, and there is no token, so anyone there could report "
+            f"and read; set NOISESCALE_WRITE_TOKENS, make one with `noisescale-server token create`, or say "
+            f"--insecure"
         )
     configure_logs(settings)
     server = uvicorn.Server(
@@ -86,7 +89,7 @@ def serve(
 @app.command(epilog="Example:\n\n  NOISESCALE_DATABASE_URL=postgresql://... noisescale-server migrate")
 def migrate() -> None:
     """Bring the database's tables to this version. SQLite needs it not: serve does it."""
-    settings = _settings()
+    settings = load_settings()
 
     async def run() -> None:
         database = Database(settings)
@@ -105,22 +108,30 @@ def migrate() -> None:
     typer.echo("the database is at this version's schema")
 
 
+async def _guarded(settings: Settings) -> bool:
+    """Whether any token shuts the door."""
+    if any_active(settings, ()):
+        return True
+    database = Database(settings)
+    try:
+        await database.prepare()
+        return any_active(settings, await TokenTable(database).all())
+    except (SQLAlchemyError, OSError):
+        return False
+    finally:
+        await database.close()
+
+
+app.command(epilog=settings_command.EXAMPLES)(settings_command.settings)
+app.add_typer(token_command.app, name="token")
+
+
 def is_loopback(host: str) -> bool:
     """Whether only this machine can reach an address."""
     try:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
         return host == "localhost"
-
-
-def _settings() -> Settings:
-    try:
-        return Settings()
-    except ValidationError as error:
-        first = error.errors(include_url=False, include_input=False)[0]
-        name = "_".join(str(part) for part in first["loc"] if isinstance(part, str))
-        message = first["msg"].removeprefix("Value error, ")
-        raise StartError(f"NOISESCALE_{name.upper()}: {message}" if name else message) from error
 
 
 def main() -> None:

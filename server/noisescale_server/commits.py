@@ -51,19 +51,23 @@ class Commits:
         """Start the writer."""
         self._task = asyncio.create_task(self._run(), name="commits")
 
-    async def submit(self, run: str, report: BlocksReport) -> BlocksAccepted:
+    async def submit(self, run: str, report: BlocksReport, *, token: str | None = None) -> BlocksAccepted:
         """Store one report; returns after the commit that holds it.
+
+        Args:
+            token: Whose it is, for the limits of one token.
 
         Raises:
             QueueFullError: Too many wait already.
             StoreUnavailableError: The database failed; nothing of this report is stored.
             TooManyRunsError: The run is new, and one too many.
+            TooManyGroupsError: It would have too many layer groups.
         """
         if self._closed:
             raise StoreUnavailableError
         done: asyncio.Future[BlocksAccepted] = asyncio.get_running_loop().create_future()
         try:
-            self._queue.put_nowait(_Waiting(Submission(run, report, time.time()), done))
+            self._queue.put_nowait(_Waiting(Submission(run, report, time.time(), token), done))
         except asyncio.QueueFull:
             raise QueueFullError(waiting=self._queue.qsize()) from None
         self._metrics.queue_depth.set(self._queue.qsize())

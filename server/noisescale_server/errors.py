@@ -2,7 +2,9 @@
 
     NoiseScaleError
     ├── UnknownRunError          no run of that name; knows the nearest ones
-    ├── TooManyRunsError         the database may hold no further run
+    ├── TooManyRunsError         the database may hold no further run, or none of that token
+    ├── TooManyGroupsError       the run may have no further layer group
+    ├── UnknownTokenError        no token of that id
     ├── QueueFullError           more reports are waiting than may
     ├── StoreUnavailableError    the database did not take or give what it was asked to
     ├── MigrationNeededError     the database's tables are another version's
@@ -32,18 +34,43 @@ class UnknownRunError(NoiseScaleError):
 
 
 class TooManyRunsError(NoiseScaleError):
-    """The database may hold no further run.
+    """The database may hold no further run, or none that one token makes.
 
     Attributes:
         most: How many it may.
+        of_token: Whether it is the token's limit.
+    """
+
+    def __init__(self, *, most: int, of_token: bool = False) -> None:
+        whose, setting = ("of one token ", "MAX_RUNS_PER_TOKEN") if of_token else ("", "MAX_RUNS")
+        super().__init__(
+            f"this server keeps at most {most} runs {whose}and has them; report to a known run, remove old "
+            f"ones, or raise NOISESCALE_{setting}"
+        )
+        self.most = most
+        self.of_token = of_token
+
+
+class TooManyGroupsError(NoiseScaleError):
+    """The run may have no further layer group.
+
+    Attributes:
+        most: Layer groups times geometries that it may have.
     """
 
     def __init__(self, *, most: int) -> None:
         super().__init__(
-            f"this server keeps at most {most} runs and has them; report to a known run, remove old ones, "
-            f"or raise NOISESCALE_MAX_RUNS"
+            f"sums: a run may have at most {most} layer groups times geometries over all its blocks, and "
+            f"this report brings more; group more coarsely, as another run, or raise NOISESCALE_MAX_GROUPS"
         )
         self.most = most
+
+
+class UnknownTokenError(NoiseScaleError):
+    """No token of that id."""
+
+    def __init__(self, token_id: str) -> None:
+        super().__init__(f"there is no token {token_id[:64]!r}; `noisescale-server token list` shows all")
 
 
 class QueueFullError(NoiseScaleError):

@@ -37,8 +37,13 @@ runs = Table(
     Column("measured_steps", BigInteger, nullable=False),
     Column("skipped_steps", BigInteger, nullable=False),
     Column("examples", BigInteger, nullable=False),
+    # The token that reported it first, as noisescale_server.auth names it; null where none was needed.
+    Column("token", String(160), nullable=True),
+    # Every layer group and geometry that it ever reported: "total/euclidean,encoder/adam".
+    Column("groups", Text, nullable=False, server_default=""),
 )
 Index("runs_last_report_at", runs.c.last_report_at)
+Index("runs_token", runs.c.token)
 
 attempts = Table(
     "attempts",
@@ -64,4 +69,19 @@ blocks = Table(
     Column("superseded", Boolean, nullable=False),
     Column("body", Text, nullable=False),  # the block as noisescale.blocks.Block writes it
     sqlite_with_rowid=False,
+)
+
+# Tokens that `noisescale-server token create` made. A revoked one stays, so that a server whose last
+# token is revoked is shut, not open.
+tokens = Table(
+    "tokens",
+    metadata,
+    Column("id", String(16), primary_key=True),
+    Column("name", String(128), nullable=False),
+    Column("scope", String(8), nullable=False),
+    Column("prefix", String(128), nullable=False),
+    Column("hash", String(64), nullable=False, unique=True),
+    Column("created_at", Double, nullable=False),
+    Column("expires_at", Double, nullable=True),
+    Column("revoked_at", Double, nullable=True),
 )

@@ -1,23 +1,29 @@
 """What the endpoints work with, built once per application."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Annotated
 
 from fastapi import Depends, Request
 
+from noisescale_server.admission import RunLimits
 from noisescale_server.api_errors import ApiError
-from noisescale_server.auth import Scope, Tokens
+from noisescale_server.auth import EVERYBODY, Grant, Tokens
 from noisescale_server.commits import Commits
 from noisescale_server.database import Database
 from noisescale_server.process_metrics import ProcessMetrics
 from noisescale_server.settings import Settings
 from noisescale_server.standing import Standings
 from noisescale_server.store import Store
+from noisescale_server.tokens import Scope, TokenTable
 
 
 @dataclass(frozen=True, slots=True)
 class Services:
-    """One application's parts."""
+    """One application's parts; for one request, as far as its token lets it see.
+
+    Attributes:
+        grant: What the request's token allows.
+    """
 
     settings: Settings
     database: Database
@@ -26,19 +32,44 @@ class Services:
     standings: Standings
     tokens: Tokens
     metrics: ProcessMetrics
+    grant: Grant = EVERYBODY
 
-    def require(self, scope: Scope, request: Request) -> None:
-        """Let a request pass, or not.
+    async def require(self, scope: Scope, request: Request) -> "Services":
+        """Let a request pass, or not; the parts as it may see them.
 
         Raises:
-            ApiError: 401: its token is missing or wrong.
+            ApiError: 401: its token is missing or wrong. 403: it allows less.
         """
-        if not self.tokens.allows(scope, request):
+        grant = await self.tokens.grant(request.headers.get("authorization"))
+        if grant is None:
             raise ApiError(
                 401,
                 "unauthorized",
                 f"a {scope} token is needed, as the header `Authorization: Bearer TOKEN`",
                 headers={"WWW-Authenticate": 'Bearer realm="noisescale"'},
+            )
+        if not grant.allows(scope):
+            raise ApiError(
+                403,
+                "forbidden",
+                f"this needs a {scope} token, and the one that was sent is a {grant.scope} token",
+            )
+        if not grant.prefix:
+            return replace(self, grant=grant)
+        return replace(self, grant=grant, store=self.store.limited_to(grant.prefix))
+
+    def require_run(self, run: str) -> None:
+        """Let a request write to a run, or not.
+
+        Raises:
+            ApiError: 403: its token is for other runs.
+        """
+        if not self.grant.covers(run):
+            raise ApiError(
+                403,
+                "forbidden",
+                f"this token may write only runs whose names start with {self.grant.prefix!r}",
+                fields=["run"],
             )
 
 
@@ -46,7 +77,12 @@ def build_services(settings: Settings) -> Services:
     """Build every part; nothing is started or connected yet."""
     database = Database(settings)
     metrics = ProcessMetrics()
-    store = Store(database, max_runs=settings.max_runs, window_steps=settings.window_steps)
+    limits = RunLimits(
+        max_runs=settings.max_runs,
+        max_runs_per_token=settings.max_runs_per_token,
+        max_groups=settings.max_groups,
+    )
+    store = Store(database, limits=limits, window_steps=settings.window_steps)
     standings = Standings(
         store,
         window_steps=settings.window_steps,
@@ -66,7 +102,7 @@ def build_services(settings: Settings) -> Services:
         store=store,
         commits=commits,
         standings=standings,
-        tokens=Tokens(settings),
+        tokens=Tokens(settings, TokenTable(database)),
         metrics=metrics,
     )
 
@@ -77,16 +113,12 @@ def services_of(request: Request) -> Services:
     return services
 
 
-def _reader(request: Request) -> Services:
-    services = services_of(request)
-    services.require("read", request)
-    return services
+async def _reader(request: Request) -> Services:
+    return await services_of(request).require("read", request)
 
 
-def _writer(request: Request) -> Services:
-    services = services_of(request)
-    services.require("write", request)
-    return services
+async def _writer(request: Request) -> Services:
+    return await services_of(request).require("write", request)
 
 
 Reader = Annotated[Services, Depends(_reader)]

@@ -4,12 +4,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from sqlalchemy import Row, func, select
+from sqlalchemy import ColumnElement, Row, func, select
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from noisescale.blocks import Block
 from noisescale.wire import RunInfo
 from noisescale_server.absorb import Absorbed, Submission, absorb
+from noisescale_server.admission import RunLimits
 from noisescale_server.database import Database
 from noisescale_server.errors import UnknownRunError
 from noisescale_server.schema import attempts, blocks, runs
@@ -39,25 +40,33 @@ class StoredRun:
     measured_steps: int
     skipped_steps: int
     examples: int
+    token: str | None
+    groups: str
 
 
 class Store:
     """Reads and writes, over one database.
 
     Args:
-        max_runs: Runs that it may hold.
+        limits: What it may hold.
         window_steps: Measured steps that a tail has to hold.
+        prefix: Only runs whose names start with this are seen.
     """
 
-    def __init__(self, database: Database, *, max_runs: int, window_steps: int) -> None:
+    def __init__(self, database: Database, *, limits: RunLimits, window_steps: int, prefix: str = "") -> None:
         self._database = database
-        self._max_runs = max_runs
+        self._limits = limits
         self._window_steps = window_steps
+        self._prefix = prefix
+
+    def limited_to(self, prefix: str) -> "Store":
+        """The same store, in which there are only the runs whose names start with `prefix`."""
+        return Store(self._database, limits=self._limits, window_steps=self._window_steps, prefix=prefix)
 
     async def absorb(self, submissions: Sequence[Submission]) -> list[Absorbed]:
         """Store submissions, all in one commit or none."""
         async with self._database.writing() as connection:
-            return await absorb(connection, submissions, max_runs=self._max_runs)
+            return await absorb(connection, submissions, limits=self._limits)
 
     async def run(self, name: str) -> StoredRun:
         """One run.
@@ -66,10 +75,12 @@ class Store:
             UnknownRunError: There is none of that name.
         """
         async with self._database.reading() as connection:
-            row = (await connection.execute(select(runs).where(runs.c.name == name))).one_or_none()
-            if row is not None:
-                return _run(row)
-            names = select(runs.c.name).order_by(runs.c.last_report_at.desc()).limit(_NAMES_COMPARED)
+            if name.startswith(self._prefix):
+                row = (await connection.execute(select(runs).where(runs.c.name == name))).one_or_none()
+                if row is not None:
+                    return _run(row)
+            names = select(runs.c.name).where(*self._seen())
+            names = names.order_by(runs.c.last_report_at.desc()).limit(_NAMES_COMPARED)
             known = list((await connection.execute(names)).scalars())
         raise UnknownRunError(name, known=known)
 
@@ -87,7 +98,7 @@ class Store:
             name_contains: Only those with this in their name.
             limit: At most so many.
         """
-        query = select(runs).order_by(runs.c.last_report_at.desc(), runs.c.id)
+        query = select(runs).where(*self._seen()).order_by(runs.c.last_report_at.desc(), runs.c.id)
         if reported_since is not None:
             query = query.where(runs.c.last_report_at >= reported_since)
         if name_contains:
@@ -96,6 +107,10 @@ class Store:
             query = query.limit(limit)
         async with self._database.reading() as connection:
             return [_run(row) for row in await connection.execute(query)]
+
+    def _seen(self) -> list[ColumnElement[bool]]:
+        # Not LIKE: SQLite's does not tell team-a from TEAM-A.
+        return [func.substr(runs.c.name, 1, len(self._prefix)) == self._prefix] if self._prefix else []
 
     async def attempts(self, run_id: int) -> list[tuple[int, int]]:
         """Each attempt's number and the blocks it lost before sending them; oldest first."""

@@ -39,7 +39,6 @@ def test_only_settings_that_exist_are_set() -> None:
         assert named <= known, f"{path.relative_to(ROOT)} sets what there is not: {named - known}"
 
 
-@pytest.mark.xfail(reason="the server does not read settings from files yet", strict=False)
 def test_secrets_can_be_read_from_files(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """A setting named with _FILE is read from that file, as compose.yaml and the unit do with secrets."""
     for setting, text in (

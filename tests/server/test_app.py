@@ -204,7 +204,7 @@ def test_every_setting_is_described() -> None:
         ({"NOISESCALE_DATABASE_URL": "mysql://x"}, "sqlite:///PATH"),
         ({"NOISESCALE_GRACE_S": "soon"}, "NOISESCALE_GRACE_S"),
         ({"NOISESCALE_LOG_LEVEL": "loud"}, "log_level is debug"),
-        ({"NOISESCALE_READ_TOKENS": "a"}, "anyone could write"),
+        ({"NOISESCALE_READ_TOKENS_FILE": "/nowhere/token"}, "cannot be read"),
     ],
 )
 def test_wrong_settings_are_told(settings: dict[str, str], words: str) -> None:
@@ -245,7 +245,9 @@ def test_tokens(tmp_path: Path) -> None:
     """Write tokens write and read, read tokens read, anything else is 401; several count at once."""
     with running_server(tmp_path, write_tokens="old,new", read_tokens="look") as server:
         body, url = report(some_blocks(10)), "/v1/runs/a/blocks"
-        for header in (None, "Bearer wrong", "Bearer look", "Basic old", "old", "Bearer ", "Bearer öld"):
+        refused = server.post(url, body, Authorization="Bearer look")
+        assert (refused.status, refused.json()["error"]["code"]) == (403, "forbidden")
+        for header in (None, "Bearer wrong", "old", "old", "Bearer ", "Bearer öld", "Basic !"):
             headers = {} if header is None else {"Authorization": header.encode().decode("latin-1")}
             answer = server.post(url, body, **headers)
             assert answer.status == 401, header

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from noisescale.blocks import Block
 from noisescale.wire import BlocksReport
 from noisescale_server.absorb import Submission
+from noisescale_server.admission import RunLimits
 from noisescale_server.database import Database
 from noisescale_server.settings import Settings
 from noisescale_server.store import Store, StoredRun
@@ -24,7 +25,7 @@ async def absorbed(commits: list[list[Submission]]) -> tuple[StoredRun, list[Blo
         database = Database(Settings(database_url=f"sqlite:///{Path(folder) / 'x.db'}"))
         try:
             await database.migrate()
-            store = Store(database, max_runs=10, window_steps=1000)
+            store = Store(database, limits=RunLimits(max_runs=10), window_steps=1000)
             for submissions in commits:
                 await store.absorb(submissions)
             run = await store.run("job")

@@ -88,17 +88,10 @@ async def post_blocks(run: str, request: Request, services: Writer) -> Response:
             "run: a run's name is 1 to 128 letters, digits, dots, underscores and hyphens",
             fields=["run"],
         )
+    services.require_run(run)
     body = await read_body(request, max_bytes=services.settings.max_body_bytes)
     report = parse_report(body)
-    most = services.settings.max_groups
-    if any(len(block.sums) > most for block in report.blocks):
-        raise ApiError(
-            422,
-            "too_many_groups",
-            f"sums: a block may report at most {most} layer groups times geometries; group more coarsely",
-            fields=["blocks"],
-        )
-    accepted = await services.commits.submit(run, report)
+    accepted = await services.commits.submit(run, report, token=services.grant.id)
     return Response(accepted.model_dump_json(), media_type="application/json")
 
 

@@ -1,17 +1,15 @@
 """`/v1/runs`: which runs there are, and how they stand."""
 
-import time
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Path, Query
 
 from noisescale.blocks import TOTAL, Geometry
 from noisescale.errors import InvalidInputError
-from noisescale.wire import ErrorBody, RunDetail, RunList, RunSummary, Series
+from noisescale.wire import ErrorBody, RunDetail, RunList, Series
 from noisescale_server.series import series_of
-from noisescale_server.services import Reader, Services
-from noisescale_server.standing import Standing, state_of
-from noisescale_server.store import StoredRun
+from noisescale_server.services import Reader
+from noisescale_server.summaries import summary_of
 
 router = APIRouter(tags=["runs"])
 
@@ -80,24 +78,4 @@ async def get_series(
         from_step=from_step or 0,
         max_points=max_points,
         window_steps=services.settings.window_steps,
-    )
-
-
-def summary_of(run: StoredRun, standing: Standing, services: Services) -> RunSummary:
-    """One line of the list."""
-    total, advice = standing.total, standing.recommendation
-    return RunSummary(
-        run=run.name,
-        state=state_of(run, now=time.time(), grace_s=services.settings.grace_s),
-        batch_unit=total.batch_unit if total else "examples",
-        noise_scale=total.noise_scale if total else None,
-        lower=total.lower if total else None,
-        upper=total.upper if total else None,
-        global_batch_size=standing.global_batch_size,
-        learning_rate=standing.learning_rate,
-        action=advice.action if advice else None,
-        reason=advice.reason if advice else None,
-        last_step=run.last_step,
-        measured_steps=run.measured_steps,
-        last_report_at=run.last_report_at,
     )

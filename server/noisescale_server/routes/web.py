@@ -1,62 +1,230 @@
-"""`/`: a page that lists the runs, for a browser."""
+"""`/` and the pages behind it, for a browser."""
 
-import html
-import time
+import asyncio
+from collections.abc import Callable, Coroutine
+from typing import Annotated, Any, Literal
+from urllib.parse import parse_qs, quote, urlencode
 
-from fastapi import APIRouter, Response
+from fastapi import APIRouter, Query, Request, Response
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import RedirectResponse, StreamingResponse
+from fastapi.routing import APIRoute
+from sqlalchemy import select
 
-from noisescale.explain import number
-from noisescale.wire import RunSummary
-from noisescale_server.routes.runs import summary_of
-from noisescale_server.services import Reader
+from noisescale.blocks import TOTAL, Geometry
+from noisescale.errors import NoiseScaleError
+from noisescale_server.api_errors import ApiError, validation_detail
+from noisescale_server.bodies import read_body
+from noisescale_server.errors import UnknownRunError
+from noisescale_server.routes.runs import RunName
+from noisescale_server.schema import attempts
+from noisescale_server.services import Reader, Services, services_of
+from noisescale_server.store import StoredRun
+from noisescale_server.web.assets import assets, assets_version
+from noisescale_server.web.charts import RUN_POINTS, charts_of, geometry_keys, group_keys, multiples_of
+from noisescale_server.web.compare import MOST_COMPARED, compare_runs
+from noisescale_server.web.history import History
+from noisescale_server.web.listing import ListQuery, list_runs
+from noisescale_server.web.pages import base_of, page
+from noisescale_server.web.planner import OPTIMIZERS, base_of_run, base_without_run, plan
+from noisescale_server.web.run_view import view_run
+from noisescale_server.web.sign_in import COOKIE, KEPT_S, local_path
+from noisescale_server.web.table import csv_of
 
-router = APIRouter(include_in_schema=False)
+_FOREVER = "public, max-age=31536000, immutable"
+_MOST_FORM_BYTES = 8192
 
-_LISTED = 200
-_PAGE = """<!doctype html>
-<html lang="en"><head><meta charset="utf-8"><title>noisescale</title>
-<meta name="viewport" content="width=device-width"><meta http-equiv="refresh" content="10">
-<style>
-:root {{ color-scheme: light dark; }}
-body {{ font: 1rem/1.5 system-ui, sans-serif; margin: 2rem auto; max-width: 70rem; padding: 0 1rem; }}
-.wide {{ overflow-x: auto; }}
-table {{ border-collapse: collapse; width: 100%; }}
-th, td {{ text-align: left; padding: .4rem .8rem .4rem 0; white-space: nowrap; }}
-tr {{ border-bottom: 1px solid #8884; }}
-td.n, th.n {{ text-align: right; font-variant-numeric: tabular-nums; }}
-</style></head><body>
-<h1>noisescale</h1>
-<p>Is the batch right, and the learning rate? Also here:
-<a href="/docs">the API</a>, <a href="/metrics">metrics for Prometheus</a>.</p>
-<div class="wide"><table><thead><tr><th>Run</th><th>State</th><th class="n">Noise scale</th>
-<th class="n">95% interval</th>
-<th class="n">Batch</th><th>Advice</th><th>Last report</th></tr></thead><tbody>
-{rows}
-</tbody></table></div></body></html>
-"""
+
+class PageRoute(APIRoute):
+    """Answers errors with a page, and asks for a token where one is needed."""
+
+    def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
+        """The endpoint, wrapped."""
+        handler = super().get_route_handler()
+
+        async def answer(request: Request) -> Response:
+            try:
+                return await handler(request)
+            except ApiError as error:
+                if error.status != 401:
+                    raise
+                wanted = request.url.path + (f"?{request.url.query}" if request.url.query else "")
+                address = f"{base_of(request)}/sign-in?{urlencode({'next': wanted})}"
+                return RedirectResponse(address, status_code=303)
+            except UnknownRunError as error:
+                return page(
+                    request,
+                    "error.html",
+                    status=404,
+                    title="No such run",
+                    text=f"There is no run named {error.run[:128]}.",
+                    nearest=error.nearest,
+                )
+            except RequestValidationError as error:
+                text = validation_detail(error.errors()).message
+                return page(request, "error.html", status=422, title="Not a page", text=text, nearest=[])
+
+        return answer
+
+
+router = APIRouter(include_in_schema=False, route_class=PageRoute)
 
 
 @router.get("/")
-async def get_page(services: Reader) -> Response:
-    """Every run on one line, with a link to its advice."""
-    runs = await services.standings.of_all(await services.store.runs(limit=_LISTED))
-    rows = [_row(summary_of(run, standing, services)) for run, standing in runs]
-    empty = '<tr><td colspan="7">No run has reported yet.</td></tr>'
-    return Response(_PAGE.format(rows="\n".join(rows) or empty), media_type="text/html")
+async def get_runs_page(request: Request, query: Annotated[ListQuery, Query()], services: Reader) -> Response:
+    """Every run on one line."""
+    return page(request, "runs.html", listing=await list_runs(services, query), most_compared=MOST_COMPARED)
 
 
-def _row(run: RunSummary) -> str:
-    def shown(value: float | None) -> str:
-        return "&ndash;" if value is None else number(value)
+@router.get("/runs/{run}")
+async def get_run_page(request: Request, run: RunName, services: Reader) -> Response:
+    """One run, with its charts."""
+    stored = await services.store.run(run)
+    standing = await services.standings.of(stored)
+    view = await view_run(services, stored, standing)
+    return page(request, "run.html", draws=True, view=view)
 
-    upper = "unbounded" if run.upper is None else number(run.upper)
-    interval = "&ndash;" if run.lower is None else f"{number(run.lower)} to {upper}"
-    name = html.escape(run.run)
-    advice = html.escape(f"{run.action} ({run.reason})" if run.action else "none yet")
-    ago = max(0, round(time.time() - run.last_report_at))
-    return (
-        f'<tr><td><a href="/v1/runs/{name}">{name}</a></td><td>{run.state}</td>'
-        f'<td class="n">{shown(run.noise_scale)}</td><td class="n">{interval}</td>'
-        f'<td class="n">{shown(run.global_batch_size)}</td>'
-        f'<td><a href="/recommend?run={name}">{advice}</a></td><td>{ago} s ago</td></tr>'
+
+@router.get("/runs/{run}/charts.json")
+async def get_charts(
+    run: RunName,
+    services: Reader,
+    max_points: Annotated[int, Query(ge=10, le=RUN_POINTS)] = RUN_POINTS,
+) -> Response:
+    """What the run's charts draw."""
+    stored = await services.store.run(run)
+    standing = await services.standings.of(stored)
+    restarts = await _restarts(services, stored)
+    history = await _history(services, stored)
+    charts = await asyncio.to_thread(
+        charts_of,
+        history,
+        run=stored.name,
+        version=stored.version,
+        advice=standing.recommendation,
+        restarts=restarts,
+        max_points=max_points,
     )
+    return Response(charts.model_dump_json(), media_type="application/json")
+
+
+@router.get("/runs/{run}/multiples.json")
+async def get_multiples(run: RunName, by: Literal["group", "geometry"], services: Reader) -> Response:
+    """What the run's small charts draw."""
+    stored = await services.store.run(run)
+    standing = await services.standings.of(stored)
+    keys = (
+        group_keys(standing.estimates, optimizer=stored.info.optimizer)
+        if by == "group"
+        else geometry_keys(standing.estimates)
+    )
+    history = await _history(services, stored)
+    found = await asyncio.to_thread(multiples_of, history, keys, by=by)
+    content = ",".join(multiple.model_dump_json() for multiple in found)
+    return Response(f"[{content}]", media_type="application/json")
+
+
+@router.get("/runs/{run}/series.csv")
+async def get_csv(
+    run: RunName,
+    services: Reader,
+    group: Annotated[str, Query(max_length=128)] = TOTAL,
+    geometry: Geometry = "euclidean",
+) -> Response:
+    """Every point of one series."""
+    stored = await services.store.run(run)
+    history = await _history(services, stored)
+    name = quote(f"{stored.name}-{group}-{geometry}.csv")
+    return StreamingResponse(
+        csv_of(history, group=group, geometry=geometry),
+        media_type="text/csv; charset=utf-8",
+        headers={"Content-Disposition": f'attachment; filename="{name}"'},
+    )
+
+
+@router.get("/compare")
+async def get_compare_page(
+    request: Request, services: Reader, run: Annotated[list[str] | None, Query()] = None
+) -> Response:
+    """Runs beside each other."""
+    view = await compare_runs(services, run or [])
+    return page(request, "compare.html", draws=True, view=view, most_compared=MOST_COMPARED)
+
+
+@router.get("/plan")
+async def get_plan_page(request: Request, services: Reader) -> Response:
+    """What if: another layout, and what follows from it."""
+    raw = {name: value for name, value in request.query_params.items() if value.strip()}
+    base = base_without_run()
+    if "run" in raw:
+        stored = await services.store.run(raw["run"])
+        base = base_of_run(await services.standings.of(stored), stored.info)
+    view = plan(raw, base)
+    names = [run.name for run in await services.store.runs(limit=100)]
+    return page(request, "plan.html", draws=True, view=view, optimizers=OPTIMIZERS, names=names)
+
+
+@router.get("/static/{version}/{name}")
+async def get_asset(request: Request, version: str, name: str) -> Response:
+    """A script or a style; needs no token, as there is nothing of a run in it."""
+    found = (await asyncio.to_thread(assets)).get(name)
+    if found is None:
+        raise ApiError(404, "http", "there is no such file")
+    zipped = "gzip" in request.headers.get("accept-encoding", "")
+    headers = {
+        "Cache-Control": _FOREVER if version == assets_version() else "no-cache",
+        "Vary": "Accept-Encoding",
+    }
+    if zipped:
+        headers["Content-Encoding"] = "gzip"
+    return Response(found.gzipped if zipped else found.content, media_type=found.media_type, headers=headers)
+
+
+@router.get("/sign-in")
+async def get_sign_in_page(request: Request, next: str = "/") -> Response:  # noqa: A002  the address' word
+    """Ask for the read token."""
+    return page(request, "sign_in.html", wanted=local_path(next), wrong=False)
+
+
+@router.post("/sign-in")
+async def post_sign_in(request: Request) -> Response:
+    """Keep a token that opens the pages; refuse one that does not."""
+    form = parse_qs((await read_body(request, max_bytes=_MOST_FORM_BYTES)).decode("utf-8", errors="replace"))
+    token = form.get("token", [""])[0].strip()
+    wanted = local_path(form.get("next", ["/"])[0])
+    if not await _opens(request, token):
+        return page(request, "sign_in.html", status=401, wanted=wanted, wrong=True)
+    answer = RedirectResponse(wanted if wanted != "/" else f"{base_of(request)}/", status_code=303)
+    answer.set_cookie(
+        COOKIE,
+        token,
+        max_age=KEPT_S,
+        path=base_of(request) or "/",
+        secure=request.url.scheme == "https",
+        httponly=True,
+        samesite="strict",
+    )
+    return answer
+
+
+async def _opens(request: Request, token: str) -> bool:
+    """Whether a token may read."""
+    headers = [(name, value) for name, value in request.scope["headers"] if name != b"authorization"]
+    headers.append((b"authorization", b"Bearer " + token.encode("latin-1", errors="ignore")))
+    try:
+        await services_of(request).require("read", Request({**request.scope, "headers": headers}))
+    except (ApiError, NoiseScaleError):
+        return False
+    return True
+
+
+async def _history(services: Services, run: StoredRun) -> History:
+    return History(await services.store.blocks(run.id), window_steps=services.settings.window_steps)
+
+
+async def _restarts(services: Services, run: StoredRun) -> list[tuple[int, int]]:
+    """Of each attempt after the first: which one it is, and its first step."""
+    query = select(attempts.c.first_step).where(attempts.c.run_id == run.id).order_by(attempts.c.attempt)
+    async with services.database.reading() as connection:
+        found = list((await connection.execute(query)).scalars())
+    return [(place, step) for place, step in enumerate(found, start=1) if place > 1 and step is not None]

@@ -1,0 +1,1 @@
+"""Commands of `noisescale-server` that have a module of their own; cli.py registers them."""
