@@ -25,8 +25,7 @@ PROXY = (
 def number(value: float) -> str:
     """A number as people write it: four figures, thousands marked."""
     if value >= 1000:
-        digits = 0 if value >= 10_000 or value == int(value) else 1
-        return f"{float(f'{value:.4g}'):,.{digits}f}"
+        return f"{float(f'{value:.4g}'):,.0f}"
     return f"{value:.4g}"
 
 

@@ -73,6 +73,7 @@ class Charts(BaseModel):
     run: str
     version: int
     batch_unit: str
+    geometry: str
     points: Columns
     stretches: list[Stretch]
     changes: list[Change]
@@ -104,11 +105,13 @@ def charts_of(
     """The charts of the whole model."""
     changes = history.changes(restarts)
     target = advice.global_batch_size if advice and advice.action in ("raise", "lower") else None
-    points = columns(history, history.drawn(max_points=max_points, every_column=True))
+    geometry: Geometry = advice.noise_scale.geometry if advice else "euclidean"
+    points = columns(history, history.drawn(max_points=max_points, geometry=geometry, every_column=True))
     return Charts(
         run=run,
         version=version,
         batch_unit=history.blocks[-1].batch_unit if history.blocks else "examples",
+        geometry=geometry,
         points=points,
         stretches=history.stretches()[-MOST_CHANGES:],
         changes=changes[-MOST_CHANGES:],

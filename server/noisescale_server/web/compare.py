@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from noisescale.advice import Recommendation
+from noisescale.advice import NoiseScaleInterval, Recommendation
 from noisescale.wire import RunInfo, RunSummary
 from noisescale_server.errors import UnknownRunError
 from noisescale_server.services import Services
@@ -20,6 +20,7 @@ class Compared:
 
     summary: RunSummary
     info: RunInfo
+    scale: NoiseScaleInterval | None
     advice: Recommendation | None
     steps: int
     examples: int
@@ -61,14 +62,16 @@ async def compare_runs(services: Services, names: Sequence[str]) -> CompareView:
             continue
         standing = await services.standings.of(run)
         summary = summary_of(run, standing, services)
+        scale = standing.recommendation.noise_scale if standing.recommendation else None
         compared.append(
             Compared(
                 summary=summary,
                 info=run.info,
+                scale=scale,
                 advice=standing.recommendation,
                 steps=run.steps,
                 examples=run.examples,
-                ratio=ratio_of(summary.noise_scale, summary.global_batch_size),
+                ratio=ratio_of(scale.value if scale else None, summary.global_batch_size),
             )
         )
     recent = [run.name for run in await services.store.runs(limit=50)]

@@ -8,6 +8,7 @@ from urllib.parse import urlencode
 from fastapi import Query
 from pydantic import BaseModel
 
+from noisescale.advice import NoiseScaleInterval
 from noisescale.wire import RunSummary
 from noisescale_server.services import Services
 from noisescale_server.summaries import summary_of
@@ -35,11 +36,13 @@ class Row:
     """One run.
 
     Attributes:
+        scale: The noise scale that its advice goes by; None before anything was measured.
         ratio: How far the batch is from the noise scale, in words.
         fingerprint: Changes whenever anything shown of it does.
     """
 
     summary: RunSummary
+    scale: NoiseScaleInterval | None
     ratio: str
     trend: Sparkline | None
     fingerprint: str
@@ -79,8 +82,16 @@ async def list_runs(services: Services, query: ListQuery) -> Listing:
     rows = []
     for run, standing in await services.standings.of_all(found):
         summary = summary_of(run, standing, services)
-        ratio = ratio_of(summary.noise_scale, summary.global_batch_size)
-        rows.append(Row(summary, ratio, sparkline(standing.tail), f"{run.version}-{summary.state}"))
+        scale = standing.recommendation.noise_scale if standing.recommendation else None
+        rows.append(
+            Row(
+                summary=summary,
+                scale=scale,
+                ratio=ratio_of(scale.value if scale else None, summary.global_batch_size),
+                trend=sparkline(standing.tail, geometry=scale.geometry if scale else "euclidean"),
+                fingerprint=f"{run.version}-{summary.state}",
+            )
+        )
     counts = {state: sum(row.summary.state == state for row in rows) for state in _STATES}
     wanted = [row for row in rows if query.state in ("", row.summary.state)]
     return Listing(query, _sorted(wanted, query), counts, more=len(found) == MOST_LISTED)
@@ -89,16 +100,16 @@ async def list_runs(services: Services, query: ListQuery) -> Listing:
 def _sorted(rows: Sequence[Row], query: ListQuery) -> list[Row]:
     """In the order asked for; runs that have no value there come last either way."""
     value = _VALUES[query.sort]
-    known = [row for row in rows if value(row.summary) is not None]
-    unknown = [row for row in rows if value(row.summary) is None]
-    return sorted(known, key=lambda row: value(row.summary), reverse=query.order == "desc") + unknown
+    known = [row for row in rows if value(row) is not None]
+    unknown = [row for row in rows if value(row) is None]
+    return sorted(known, key=value, reverse=query.order == "desc") + unknown
 
 
-_VALUES: dict[Key, Callable[[RunSummary], Any]] = {
-    "run": lambda run: run.run.lower(),
-    "state": lambda run: _STATES[run.state],
-    "noise_scale": lambda run: run.noise_scale,
-    "batch": lambda run: run.global_batch_size,
-    "action": lambda run: _ACTIONS.get(run.action or ""),
-    "last_report": lambda run: run.last_report_at,
+_VALUES: dict[Key, Callable[[Row], Any]] = {
+    "run": lambda row: row.summary.run.lower(),
+    "state": lambda row: _STATES[row.summary.state],
+    "noise_scale": lambda row: row.scale.value if row.scale else None,
+    "batch": lambda row: row.summary.global_batch_size,
+    "action": lambda row: _ACTIONS.get(row.summary.action or ""),
+    "last_report": lambda row: row.summary.last_report_at,
 }

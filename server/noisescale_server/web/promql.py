@@ -1,6 +1,6 @@
 """The PromQL that draws in Grafana what each chart draws here."""
 
-from noisescale.blocks import TOTAL
+from noisescale.blocks import TOTAL, Geometry
 from noisescale.wire import RunSummary
 
 _REPLICAS = "instance, pod"
@@ -12,10 +12,15 @@ def once(metric: str, selector: str) -> str:
     return f"max without ({_REPLICAS}) ({metric}{{{selector}}})"
 
 
-def chart_queries(run: str) -> dict[str, list[str]]:
-    """For each chart of a run's page, a query a line."""
+def chart_queries(run: str, *, geometry: Geometry, group_geometry: Geometry) -> dict[str, list[str]]:
+    """For each chart of a run's page, a query a line.
+
+    Args:
+        geometry: Of the whole model's noise scale.
+        group_geometry: Of the layer groups'.
+    """
     this = f'run_id="{run}"'
-    whole = f'{this}, geometry="euclidean", group="{TOTAL}"'
+    whole = f'{this}, geometry="{geometry}", group="{TOTAL}"'
     return {
         "noise_scale": [
             once("noisescale_noise_scale", whole),
@@ -33,7 +38,7 @@ def chart_queries(run: str) -> dict[str, list[str]]:
             once("noisescale_true_grad_sq_norm", whole),
         ],
         "efficiency": [once("noisescale_sample_efficiency_ratio", this)],
-        "groups": [once("noisescale_noise_scale", f'{this}, geometry="euclidean"')],
+        "groups": [once("noisescale_noise_scale", f'{this}, geometry="{group_geometry}"')],
         "geometries": [once("noisescale_noise_scale", f'{this}, group="{TOTAL}"')],
     }
 

@@ -2,7 +2,8 @@
 
 from dataclasses import dataclass
 
-from noisescale.advice import Recommendation
+from noisescale.advice import NoiseScaleInterval, Recommendation
+from noisescale.blocks import Geometry
 from noisescale.estimate import Estimate
 from noisescale.recommend import MATCHING_GEOMETRY
 from noisescale.wire import RunInfo, RunSummary
@@ -22,6 +23,7 @@ class RunView:
     """Everything the template shows.
 
     Attributes:
+        scale, geometry: The noise scale that the advice goes by.
         sentences: The explanation, one by one.
         fitting: The geometry that fits the run's optimizer.
         groups, geometries: Estimates for the small charts.
@@ -31,6 +33,8 @@ class RunView:
     run: StoredRun
     summary: RunSummary
     info: RunInfo
+    scale: NoiseScaleInterval | None
+    geometry: Geometry
     phase: str
     advice: Recommendation | None
     strip: Strip | None
@@ -51,16 +55,20 @@ async def view_run(services: Services, run: StoredRun, standing: Standing) -> Ru
     summary = summary_of(run, standing, services)
     advice = standing.recommendation
     attempts = await services.store.attempts(run.id)
+    scale = advice.noise_scale if advice is not None else None
+    geometry: Geometry = scale.geometry if scale is not None else "euclidean"
     groups = set(group_keys(standing.estimates, optimizer=run.info.optimizer))
     geometries = set(geometry_keys(standing.estimates))
     return RunView(
         run=run,
         summary=summary,
         info=run.info,
+        scale=scale,
+        geometry=geometry,
         phase=standing.phase,
         advice=advice,
         strip=strip_of(advice) if advice is not None else None,
-        ratio=ratio_of(summary.noise_scale, summary.global_batch_size),
+        ratio=ratio_of(scale.value if scale else None, summary.global_batch_size),
         rules=rule_rows(advice),
         sentences=sentences_of(advice.explanation) if advice is not None else [],
         fitting=MATCHING_GEOMETRY.get(run.info.optimizer or "other", "euclidean"),
@@ -69,8 +77,13 @@ async def view_run(services: Services, run: StoredRun, standing: Standing) -> Ru
         about=_about(run.info),
         attempts=len(attempts),
         dropped_blocks=sum(dropped for _, dropped in attempts),
-        promql=chart_queries(run.name),
+        promql=chart_queries(run.name, geometry=geometry, group_geometry=_geometry_of(groups)),
     )
+
+
+def _geometry_of(keys: set[tuple[str, Geometry]]) -> Geometry:
+    """The one that the layer groups are shown in."""
+    return next((geometry for _, geometry in keys), "euclidean")
 
 
 def sentences_of(explanation: str) -> list[str]:

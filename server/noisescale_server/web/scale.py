@@ -6,7 +6,10 @@ from dataclasses import dataclass
 from noisescale.advice import Recommendation
 from noisescale.explain import number
 
-_MARGIN = 6.0
+_MARGIN = 13.0
+_CLOSE = 34.0
+"""Labels of places nearer than this would touch on a narrow screen."""
+
 _MOST_TICKS = 7
 
 
@@ -40,6 +43,18 @@ class Strip:
     def width(self) -> float | None:
         """Of the interval."""
         return None if self.lower is None or self.upper is None else round(self.upper - self.lower, 2)
+
+    @property
+    def batch_anchor(self) -> str:
+        """Which way the batch's label grows: away from the advice's where they are close."""
+        if self.advised is None or abs(self.advised.at - self.batch.at) > _CLOSE:
+            return "middle"
+        return "end" if self.batch.at < self.advised.at else "start"
+
+    @property
+    def advised_anchor(self) -> str:
+        """The other way."""
+        return {"middle": "middle", "end": "start", "start": "end"}[self.batch_anchor]
 
 
 def strip_of(advice: Recommendation) -> Strip:

@@ -4,7 +4,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from noisescale.blocks import Block
+from noisescale.blocks import Block, Geometry
 from noisescale.history import regime_starts
 from noisescale_server.web.trailing import trailing_ratios
 
@@ -31,11 +31,11 @@ class Sparkline:
     steps: int
 
 
-def sparkline(tail: Sequence[Block]) -> Sparkline | None:
+def sparkline(tail: Sequence[Block], *, geometry: Geometry = "euclidean") -> Sparkline | None:
     """What the last blocks of a run show; None where that is not two points yet."""
     steps = sum(block.measured_steps for block in tail)
     starts = regime_starts(tail)
-    ratios = trailing_ratios(tail, starts=starts, window_steps=max(1, steps // _LOOK_BACK))
+    ratios = trailing_ratios(tail, starts=starts, window_steps=max(1, steps // _LOOK_BACK), geometry=geometry)
     # The first ones stand on next to nothing; they would press all the rest flat.
     begin = min(len(tail) // 10, 10)
     chosen = sorted({begin + round(i * (len(tail) - 1 - begin) / (_POINTS - 1)) for i in range(_POINTS)})

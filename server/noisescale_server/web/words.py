@@ -3,7 +3,7 @@
 from datetime import UTC, datetime
 from typing import Any
 
-from noisescale.advice import Action, Reason
+from noisescale.advice import Action, NoiseScaleInterval, Reason
 from noisescale.explain import number
 
 ACTIONS: dict[Action, str] = {"raise": "Raise", "lower": "Lower", "hold": "Hold", "lr_only": "Fix rate"}
@@ -55,6 +55,14 @@ def interval(lower: float | None, upper: float | None) -> str:
     return f"{number(lower or 0)} – {number(upper)}"
 
 
+def interval_in(scale: NoiseScaleInterval | None) -> str:
+    """Both ends of a noise scale, and which one it is where that is not the plain one."""
+    if scale is None:
+        return "not known yet"
+    ends = interval(scale.lower, scale.upper)
+    return ends if scale.geometry == "euclidean" else f"{ends} ({GEOMETRIES[scale.geometry].lower()})"
+
+
 def times(value: float | None) -> str:
     """A factor."""
     return "–" if value is None else f"{number(value)}×"
@@ -88,6 +96,7 @@ def clock(then: float) -> str:
 FILTERS: dict[str, Any] = {
     "number": shown,
     "interval": interval,
+    "interval_in": interval_in,
     "times": times,
     "percent": percent,
     "clock": clock,
