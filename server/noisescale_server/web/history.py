@@ -126,7 +126,7 @@ class History:
             if batch_changed(before, after):
                 text = f"batch {number(before.global_batch_size)} → {number(after.global_batch_size)}"
                 found.append(Change.model_validate({"kind": "batch", "text": text, **at}))
-            if learning_rate_jumped(before.learning_rate, after.learning_rate):
+            if self._rate_leaps(index):
                 text = (
                     f"learning rate {number(before.learning_rate or 0)} → {number(after.learning_rate or 0)}"
                 )
@@ -142,6 +142,15 @@ class History:
                 )
             )
         return sorted(found, key=lambda change: change.step)
+
+    def _rate_leaps(self, index: int) -> bool:
+        """Whether the rate jumps after a block, and is not on a steep way, as where a warmup begins."""
+        rates = [block.learning_rate for block in self.blocks[max(0, index - 1) : index + 3]]
+        before, after = self.blocks[index].learning_rate, self.blocks[index + 1].learning_rate
+        if before is None or after is None or not learning_rate_jumped(before, after):
+            return False
+        moves = [b - a for a, b in itertools.pairwise(rates) if a is not None and b is not None]
+        return sum(move * (after - before) > 0 for move in moves) == 1
 
     def stretches(self) -> list[Stretch]:
         """What the learning rate does, from the first step to the last."""

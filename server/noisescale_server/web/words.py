@@ -43,7 +43,7 @@ PHASES: dict[str, str] = {"warmup": "warming up", "steady": "steady", "lr_decay"
 
 def shown(value: float | None) -> str:
     """A number with four figures; a dash where there is none."""
-    return "–" if value is None else number(value)
+    return "–" if value is None else number(value).replace("e-0", "e-")
 
 
 def interval(lower: float | None, upper: float | None) -> str:

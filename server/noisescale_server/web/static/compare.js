@@ -1,7 +1,7 @@
 // Runs over each other: one colour a run, solid for the noise scale and dashed for its batch.
 import { number } from "./format.js";
 import { startLive } from "./live.js";
-import { axis, band, colour, draw, endLabels, fillTable, onTheme, savePng, sizeAxis, spacious } from "./plots.js";
+import { axis, band, colour, draw, endLabels, fillTable, onTheme, savePng, logAxis, spacious } from "./plots.js";
 
 const names = [...document.querySelectorAll("#compared [data-run]")].map((span) => span.dataset.run);
 const base = location.pathname.replace(/\/compare\/?$/, "");
@@ -34,8 +34,8 @@ function show() {
   const first = Math.max(1, Math.min(...drawn.flatMap((d) => d.x)));
   const title = { text: chosen("x") === "step" ? "steps" : "examples or tokens", font: { size: 12, color: colour("ink-3") } };
   draw(plot, traces, {
-    xaxis: chosen("x-scale") === "log" ? sizeAxis([first, last], { title }) : axis({ range: [0, last], tickformat: ",~r", showgrid: false, title }),
-    yaxis: sizeAxis(limits, { title: { text: ratio ? "noise scale / batch" : "examples or tokens", font: { size: 12, color: colour("ink-3") } } }),
+    xaxis: chosen("x-scale") === "log" ? logAxis([first, last], { title }) : axis({ range: [0, last], tickformat: ",~r", showgrid: false, title }),
+    yaxis: logAxis(limits, { title: { text: ratio ? "noise scale / batch" : "examples or tokens", font: { size: 12, color: colour("ink-3") } } }),
     shapes: ratio ? [{ type: "line", xref: "paper", x0: 0, x1: 1, y0: 1, y1: 1, line: { color: colour("batch"), width: 1.5, dash: "dash" } }] : [],
     annotations: wide ? endLabels(labels, limits, plot.clientHeight - margin.t - margin.b) : [], margin,
   }, `Noise scales: ${runs.map((run) => `${run.run} ${number(run.points.noise_scale.at(-1))}`).join(", ")}`);

@@ -26,12 +26,12 @@ export function axis(options = {}) {
   };
 }
 
-// An axis of sizes: 1, 2, 5, 10, ... with thousands marked.
-export function sizeAxis([low, high], options = {}) {
+// A logarithmic axis: 1, 2, 5, 10, ... with thousands marked.
+export function logAxis([low, high], options = {}) {
   const span = Math.log10(high / low);
   const ticks = [];
   for (let power = Math.floor(Math.log10(low)); power <= Math.ceil(Math.log10(high)); power++) {
-    for (const digit of span > 3.2 ? [1] : span > 1.6 ? [1, 3] : [1, 2, 5]) {
+    for (const digit of span > 3.5 ? [1] : span > 2.2 ? [1, 3] : [1, 2, 5]) {
       const value = digit * 10 ** power;
       if (value >= low && value <= high) ticks.push(value);
     }

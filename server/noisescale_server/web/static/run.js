@@ -2,7 +2,7 @@
 import { drawCurve } from "./curve.js";
 import { interval, number } from "./format.js";
 import { startLive } from "./live.js";
-import { axis, band, colour, draw, endLabels, faded, fillTable, onTheme, savePng, sizeAxis, spacious } from "./plots.js";
+import { axis, band, colour, draw, endLabels, faded, fillTable, onTheme, savePng, logAxis, spacious } from "./plots.js";
 
 const here = location.pathname.replace(/\/$/, "");
 const run = decodeURIComponent(here.split("/").pop());
@@ -19,7 +19,7 @@ function xAxis() {
   const log = chosen("x-scale") === "log";
   const first = Math.max(1, Math.min(...x));
   const last = Math.max(first * 1.01, ...x);
-  if (log) return sizeAxis([first, last], { title: { text: unitName(), font: { size: 12, color: colour("ink-3") } } });
+  if (log) return logAxis([first, last], { title: { text: unitName(), font: { size: 12, color: colour("ink-3") } } });
   return axis({ range: [0, last], tickformat: ",~r", showgrid: false, title: { text: unitName(), font: { size: 12, color: colour("ink-3") } } });
 }
 
@@ -67,7 +67,7 @@ function drawNoiseScale() {
   const margin = { l: 56, r: wide ? 124 : 12, t: 16, b: 44 };
   const height = at.clientHeight - margin.t - margin.b;
   return draw(at, traces, {
-    xaxis: xAxis(), yaxis: sizeAxis(limits, { title: { text: charts.batch_unit, font: { size: 12, color: colour("ink-3") } } }), shapes, margin,
+    xaxis: xAxis(), yaxis: logAxis(limits, { title: { text: charts.batch_unit, font: { size: 12, color: colour("ink-3") } } }), shapes, margin,
     annotations: wide ? endLabels(labels, limits, height) : inside(labels, limits),
   }, `Noise scale over ${unitName()}: ${number(p.noise_scale[last])} after ${number(p.step[last])} steps, interval ${interval(p.lower[last], p.upper[last])}; the batch is ${number(p.global_batch_size[last])}`
     + (charts.recommended_batch_size ? `, advised is ${number(charts.recommended_batch_size)}` : "") + `. ${charts.changes.length} changes marked.`);
@@ -112,8 +112,8 @@ function drawLearningRate() {
   ];
   const range = log ? [Math.log10(least / 1.6), Math.log10(most * 1.6)] : [0, most * 1.18];
   return draw(at, traces, {
-    xaxis: xAxis(), yaxis: axis({ type: log ? "log" : "linear", range, tickformat: "~r", exponentformat: "power" }),
-    shapes: [...shapes, ...marks.shapes], annotations, margin: { l: 60, r: 16, t: 16, b: 44 },
+    xaxis: xAxis(), yaxis: log ? logAxis(range.map((end) => 10 ** end)) : axis({ range, tickformat: "~g", nticks: 6 }),
+    shapes: [...shapes, ...marks.shapes], annotations, margin: { l: 56, r: 16, t: 16, b: 44 },
   }, `Learning rate over ${unitName()}: ${number(p.learning_rate.at(-1))} now, between ${number(least)} and ${number(most)}. `
     + charts.stretches.map((s) => `${phases[s.phase][0] || "steady"} from step ${number(s.first_step)} to ${number(s.last_step)}`).slice(-8).join("; "));
 }
@@ -134,7 +134,7 @@ function drawMoments() {
   const labels = [{ value: trace.at(-1) ?? 0, text: "tr(Σ)", shade: "ink-2" }, { value: signal.at(-1) ?? 0, text: "|G|²", shade: "noise" }];
   const margin = { l: 60, r: 50, t: 16, b: 44 };
   return draw(at, [line(trace, "ink-2", "tr(Σ)"), line(signal, "noise", "|G|²"), marks.trace], {
-    xaxis: xAxis(), yaxis: axis({ type: "log", range: limits.map(Math.log10), exponentformat: "power", dtick: limits[1] / limits[0] > 30 ? 1 : undefined }),
+    xaxis: xAxis(), yaxis: logAxis(limits),
     shapes: marks.shapes, annotations: endLabels(labels, limits, at.clientHeight - margin.t - margin.b), margin: { ...margin, r: wide ? 54 : 48 },
   }, `tr(Sigma) is ${number(p.trace_covariance.at(-1))} and |G| squared ${number(p.true_grad_sq_norm.at(-1))} now.`);
 }
@@ -212,7 +212,7 @@ function drawMultiples(box) {
       { x: p.step, y: p.global_batch_size, type: "scatter", mode: "lines", line: { color: colour("batch"), width: 1.5, shape: "hv" }, hoverinfo: "skip" },
       { x: p.step, y: p.noise_scale.map((v) => (v > 0 ? v : null)), type: "scatter", mode: "lines", line: { color: colour("noise"), width: 2 }, text: p.noise_scale.map(number), hovertemplate: "%{text}<extra></extra>" },
     ], {
-      xaxis: axis({ nticks: 4, tickformat: ",~r", showgrid: false, fixedrange: true }), yaxis: sizeAxis(limits, { fixedrange: true, nticks: 4 }),
+      xaxis: axis({ nticks: 4, tickformat: ",~r", showgrid: false, fixedrange: true }), yaxis: logAxis(limits, { fixedrange: true, nticks: 4 }),
       margin: { l: 44, r: 8, t: 8, b: 24 }, dragmode: false,
     }, `Noise scale of ${name}: ${number(p.noise_scale[last])}, interval ${interval(p.lower[last], p.upper[last])}`);
   }
@@ -227,10 +227,11 @@ function small(name, fitting) {
   const label = document.createElement("span");
   label.textContent = geometryNames[name] ?? name;
   title.append(label, document.createElement("b"));
+  const range = document.createElement("p");
   const chart = document.createElement("div");
   chart.className = "plot";
   chart.setAttribute("role", "img");
-  child.append(title, chart, document.createElement("p"));
+  child.append(title, range, chart);
   return child;
 }
 
