@@ -29,6 +29,11 @@ def number(value: float) -> str:
     return f"{value:.4g}"
 
 
+def exact(value: float) -> str:
+    """A batch size or a count: a whole one is written to the last figure."""
+    return f"{value:,.0f}" if value == int(value) else number(value)
+
+
 def formula_of(optimizer: OptimizerFamily) -> str:
     """The learning-rate rule that is advised for an optimizer."""
     exponent = OPTIMIZER_RULES[optimizer].exponent
@@ -78,7 +83,7 @@ def explain(request: RecommendRequest, decision: Decision, answer: Recommendatio
 
 def _verdict(request: RecommendRequest, decision: Decision, answer: Recommendation) -> str:
     unit = request.batch_unit
-    before, after = number(request.global_batch_size), number(decision.global_batch_size)
+    before, after = exact(request.global_batch_size), exact(decision.global_batch_size)
     old, new = request.learning_rate, decision.learning_rate
     if decision.action == "hold":
         return f"Keep the global batch of {before} {unit}" + (
@@ -137,7 +142,7 @@ def _reason(request: RecommendRequest, decision: Decision, answer: Recommendatio
         case "lr_off_rule":
             low, high = decision.rule_band or (0.0, 0.0)
             tuned = request.tuned
-            base = f" ({number(tuned.learning_rate)} at {number(tuned.global_batch_size)})" if tuned else ""
+            base = f" ({number(tuned.learning_rate)} at {exact(tuned.global_batch_size)})" if tuned else ""
             return (
                 f"The rules carry the tuned base{base} to {number(low)} to {number(high)} at this batch, and "
                 f"the present rate is more than 2x outside. A wrong learning rate biases the noise scale "
@@ -242,7 +247,7 @@ def _plan(answer: Recommendation) -> str:
     beyond = (
         "" if plan.within_noise_scale else "; it is beyond the noise scale's lower end, so it may not pay"
     )
-    return f"At the planned batch of {number(plan.global_batch_size)},{rate}{cost}{beyond}."
+    return f"At the planned batch of {exact(plan.global_batch_size)},{rate}{cost}{beyond}."
 
 
 def _decay(answer: Recommendation) -> str:
@@ -251,6 +256,6 @@ def _decay(answer: Recommendation) -> str:
         return ""
     limit = ", which is as far as the noise scale supports" if instead.limited_by_noise_scale else ""
     return (
-        f"Instead of the planned decay, the batch could go to {number(instead.global_batch_size)} at an "
+        f"Instead of the planned decay, the batch could go to {exact(instead.global_batch_size)} at an "
         f"unchanged learning rate{limit}."
     )

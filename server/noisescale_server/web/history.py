@@ -10,7 +10,7 @@ from pydantic import BaseModel
 
 from noisescale.blocks import TOTAL, Block, Geometry, learning_rate_jumped
 from noisescale.estimate import Estimate, estimate
-from noisescale.explain import number
+from noisescale.explain import exact, number
 from noisescale.history import PHASE_BLOCKS, Phase, batch_changed, phase_of, regime_starts
 from noisescale_server.web.downsample import keep_extremes
 from noisescale_server.web.trailing import Trailing, trailing_ratios
@@ -124,7 +124,7 @@ class History:
         for index, (before, after) in enumerate(itertools.pairwise(self.blocks)):
             at = {"step": after.first_step, "examples": self.examples[index]}
             if batch_changed(before, after):
-                text = f"batch {number(before.global_batch_size)} → {number(after.global_batch_size)}"
+                text = f"batch {exact(before.global_batch_size)} → {exact(after.global_batch_size)}"
                 found.append(Change.model_validate({"kind": "batch", "text": text, **at}))
             if self._rate_leaps(index):
                 text = (

@@ -15,7 +15,7 @@ from noisescale_server.web.charts import geometry_keys, group_keys
 from noisescale_server.web.promql import chart_queries
 from noisescale_server.web.rule_rows import RuleRow, rule_rows
 from noisescale_server.web.scale import Strip, strip_of
-from noisescale_server.web.words import ratio_of, shown
+from noisescale_server.web.words import ratio_of, shown, shown_exactly
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,10 +118,10 @@ def _about(info: RunInfo) -> list[tuple[str, str]]:
         ("Weight decay", info.weight_decay),
     ]
     found = [("Optimizer", info.optimizer_name or info.optimizer or "not reported")]
-    found += [(name, shown(value)) for name, value in numbers if value is not None]
+    found += [(name, shown_exactly(value)) for name, value in numbers if value is not None]
     if info.tuned is not None:
-        base = f"{shown(info.tuned.learning_rate)} at a batch of {shown(info.tuned.global_batch_size)}"
-        found.append(("Tuned learning rate", base))
+        rate, batch = shown(info.tuned.learning_rate), shown_exactly(info.tuned.global_batch_size)
+        found.append(("Tuned learning rate", f"{rate} at a batch of {batch}"))
     if info.batch_norm is not None:
         found.append(("BatchNorm", "per rank" if info.batch_norm else "none"))
     if info.every is not None:

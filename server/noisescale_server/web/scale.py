@@ -4,12 +4,9 @@ import math
 from dataclasses import dataclass
 
 from noisescale.advice import Recommendation
-from noisescale.explain import number
+from noisescale.explain import exact
 
-_MARGIN = 13.0
-_CLOSE = 34.0
-"""Labels of places nearer than this would touch on a narrow screen."""
-
+_MARGIN = 16.0
 _MOST_TICKS = 7
 
 
@@ -44,18 +41,6 @@ class Strip:
         """Of the interval."""
         return None if self.lower is None or self.upper is None else round(self.upper - self.lower, 2)
 
-    @property
-    def batch_anchor(self) -> str:
-        """Which way the batch's label grows: away from the advice's where they are close."""
-        if self.advised is None or abs(self.advised.at - self.batch.at) > _CLOSE:
-            return "middle"
-        return "end" if self.batch.at < self.advised.at else "start"
-
-    @property
-    def advised_anchor(self) -> str:
-        """The other way."""
-        return {"middle": "middle", "end": "start", "start": "end"}[self.batch_anchor]
-
 
 def strip_of(advice: Recommendation) -> Strip:
     """Where a run's batch stands."""
@@ -73,11 +58,11 @@ def strip_of(advice: Recommendation) -> Strip:
         return round(_MARGIN + (math.log(size) - low) / (high - low) * (100 - 2 * _MARGIN), 2)
 
     def tick(size: float | None) -> Tick | None:
-        return Tick(place(size), number(size)) if size else None
+        return Tick(place(size), exact(size)) if size else None
 
     return Strip(
-        ticks=[Tick(place(size), number(size)) for size in _round_sizes(low, high)],
-        batch=Tick(place(advice.global_batch_size_now), number(advice.global_batch_size_now)),
+        ticks=[Tick(place(size), exact(size)) for size in _round_sizes(low, high)],
+        batch=Tick(place(advice.global_batch_size_now), exact(advice.global_batch_size_now)),
         noise_scale=tick(scale.value),
         advised=tick(target),
         lower=place(scale.lower) if scale.lower else None,

@@ -1,5 +1,6 @@
 """A run's noise scale against its batch in a corner of the list."""
 
+import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -19,13 +20,13 @@ class Sparkline:
     """In a box of WIDTH by HEIGHT, on a logarithmic scale.
 
     Attributes:
-        line: The noise scale, as points of an SVG polyline.
-        batch: The batch, likewise.
+        lines: The noise scale, as points of SVG polylines; where it is not known there is a gap.
+        batch: The batch, as points of one polyline.
         end: Where the line ends.
         steps: Measured steps drawn.
     """
 
-    line: str
+    lines: list[str]
     batch: str
     end: tuple[float, float]
     steps: int
@@ -39,27 +40,31 @@ def sparkline(tail: Sequence[Block], *, geometry: Geometry = "euclidean") -> Spa
     # The first ones stand on next to nothing; they would press all the rest flat.
     begin = min(len(tail) // 10, 10)
     chosen = sorted({begin + round(i * (len(tail) - 1 - begin) / (_POINTS - 1)) for i in range(_POINTS)})
-    points = [
-        (index, ratio)
-        for index in chosen
-        if 0 <= index < len(tail) and (ratio := ratios[index].ratio) is not None and ratio > 0
-    ]
-    if len(points) < 2:
+    chosen = [index for index in chosen if 0 <= index < len(tail)]
+    logs = {i: math.log(ratio) for i in chosen if (ratio := ratios[i].ratio) is not None and ratio > 0}
+    if len(logs) < 2:
         return None
-    batches = [tail[index].global_batch_size for index, _ in points]
-    logs = [math.log(ratio) for _, ratio in points]
-    low, high = min(*logs, *map(math.log, batches)), max(*logs, *map(math.log, batches))
+    batches = {index: math.log(tail[index].global_batch_size) for index in chosen}
+    low, high = min(*logs.values(), *batches.values()), max(*logs.values(), *batches.values())
     middle, half = (low + high) / 2, max((high - low) / 2, math.log(2))
-    first, last = points[0][0], points[-1][0]
+    first, last = chosen[0], chosen[-1]
 
     def place(index: int, log: float) -> tuple[float, float]:
         x = MARGIN + (index - first) / (last - first) * (WIDTH - 2 * MARGIN)
         y = HEIGHT / 2 - (log - middle) / half * (HEIGHT / 2 - MARGIN)
         return round(x, 1), round(y, 1)
 
-    line = [place(index, log) for (index, _), log in zip(points, logs, strict=True)]
-    batch = [place(index, math.log(b)) for (index, _), b in zip(points, batches, strict=True)]
-    return Sparkline(line=_svg(line), batch=_svg(batch), end=line[-1], steps=steps)
+    pieces = [
+        [place(index, logs[index]) for index in piece]
+        for known, piece in itertools.groupby(chosen, key=logs.__contains__)
+        if known
+    ]
+    return Sparkline(
+        lines=[_svg(piece) for piece in pieces],
+        batch=_svg([place(index, log) for index, log in batches.items()]),
+        end=pieces[-1][-1],
+        steps=steps,
+    )
 
 
 def _svg(points: Sequence[tuple[float, float]]) -> str:

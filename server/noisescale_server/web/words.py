@@ -4,7 +4,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from noisescale.advice import Action, NoiseScaleInterval, Reason
-from noisescale.explain import number
+from noisescale.explain import exact, number
 
 ACTIONS: dict[Action, str] = {"raise": "Raise", "lower": "Lower", "hold": "Hold", "lr_only": "Fix rate"}
 
@@ -44,6 +44,11 @@ PHASES: dict[str, str] = {"warmup": "warming up", "steady": "steady", "lr_decay"
 def shown(value: float | None) -> str:
     """A number with four figures; a dash where there is none."""
     return "–" if value is None else number(value).replace("e-0", "e-")
+
+
+def shown_exactly(value: float | None) -> str:
+    """A batch size or a count; a dash where there is none."""
+    return "–" if value is None else exact(value)
 
 
 def interval(lower: float | None, upper: float | None) -> str:
@@ -95,6 +100,7 @@ def clock(then: float) -> str:
 
 FILTERS: dict[str, Any] = {
     "number": shown,
+    "exact": shown_exactly,
     "interval": interval,
     "interval_in": interval_in,
     "times": times,

@@ -1,5 +1,5 @@
 // The efficiency curve: where a batch is on it, and where another one would be.
-import { number } from "./format.js";
+import { exact, number } from "./format.js";
 import { axis, colour, draw, faded } from "./plots.js";
 
 const unit = { examples: "examples", tokens: "tokens" };
@@ -11,7 +11,7 @@ export function drawCurve(plot, curve, batchUnit, thenName) {
   }
   const spots = [curve.now, ...(curve.then ? [curve.then] : [])];
   const line = curve.line.filter((spot) => spot.examples < 30 && spot.steps < 30 || spots.some((s) => s.global_batch_size === spot.global_batch_size));
-  const text = (spot) => `batch ${number(spot.global_batch_size)}: ${number(spot.steps)}× the steps, ${number(spot.examples)}× the ${unit[batchUnit]}`;
+  const text = (spot) => `batch ${exact(spot.global_batch_size)}: ${number(spot.steps)}× the steps, ${number(spot.examples)}× the ${unit[batchUnit]}`;
   const traces = [{
     x: line.map((s) => s.examples), y: line.map((s) => s.steps), type: "scatter", mode: "lines",
     line: { color: colour("ink-3"), width: 2 }, text: line.map(text), hovertemplate: "%{text}<extra></extra>",
@@ -30,9 +30,9 @@ export function drawCurve(plot, curve, batchUnit, thenName) {
     text: [name], textposition: position, textfont: { color: colour(shade === "batch" ? "batch-ink" : "good-ink"), size: 12, weight: 600 },
     cliponaxis: false, hovertemplate: `${text(spot)}<extra></extra>`,
   });
-  traces.push(mark(curve.now, "batch", `now ${number(curve.now.global_batch_size)}`, "top right"));
+  traces.push(mark(curve.now, "batch", `now ${exact(curve.now.global_batch_size)}`, "top right"));
   if (curve.then && curve.then.global_batch_size !== curve.now.global_batch_size) {
-    traces.push(mark(curve.then, "good", `${thenName} ${number(curve.then.global_batch_size)}`, "top right"));
+    traces.push(mark(curve.then, "good", `${thenName} ${exact(curve.then.global_batch_size)}`, "top right"));
   }
   const far = (of) => Math.log10(Math.max(3.2, ...line.map(of), ...spots.map(of)) * 1.15);
   const ticks = [1, 1.5, 2, 3, 5, 10, 20, 50, 100, 200, 500, 1000];

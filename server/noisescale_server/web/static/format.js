@@ -10,6 +10,11 @@ export function number(value) {
   return plain.format(value);
 }
 
+// A batch size or a count: a whole one is written to the last figure.
+export function exact(value) {
+  return Number.isInteger(value) ? value.toLocaleString("en") : number(value);
+}
+
 export function interval(lower, upper) {
   if (!lower && upper === null) return "not known yet";
   return upper === null ? `${number(lower)} or more` : `${number(lower)} – ${number(upper)}`;

@@ -27,8 +27,8 @@ export function axis(options = {}) {
 }
 
 // A logarithmic axis: 1, 2, 5, 10, ... with thousands marked.
-export function logAxis([low, high], options = {}) {
-  const span = Math.log10(high / low);
+export function logAxis([low, high], { small = false, ...options } = {}) {
+  const span = Math.log10(high / low) * (small ? 2 : 1); // a small chart has room for half as many
   const ticks = [];
   for (let power = Math.floor(Math.log10(low)); power <= Math.ceil(Math.log10(high)); power++) {
     for (const digit of span > 3.5 ? [1] : span > 2.2 ? [1, 3] : [1, 2, 5]) {

@@ -1,6 +1,6 @@
 // One run's page: draws its charts, and again whenever the run has got on.
 import { drawCurve } from "./curve.js";
-import { interval, number } from "./format.js";
+import { exact, interval, number } from "./format.js";
 import { startLive } from "./live.js";
 import { axis, band, colour, draw, endLabels, faded, fillTable, onTheme, savePng, logAxis, spacious } from "./plots.js";
 
@@ -55,7 +55,7 @@ function drawNoiseScale() {
     marks.trace,
   ];
   const labels = [
-    { value: p.global_batch_size[last], text: `batch ${number(p.global_batch_size[last])}`, shade: "batch-ink" },
+    { value: p.global_batch_size[last], text: `batch ${exact(p.global_batch_size[last])}`, shade: "batch-ink" },
     { value: p.noise_scale[last] ?? 0, text: `noise scale ${number(p.noise_scale[last])}`, shade: "noise" },
   ];
   const shapes = [...marks.shapes];
@@ -69,8 +69,8 @@ function drawNoiseScale() {
   return draw(at, traces, {
     xaxis: xAxis(), yaxis: logAxis(limits, { title: { text: charts.batch_unit, font: { size: 12, color: colour("ink-3") } } }), shapes, margin,
     annotations: wide ? endLabels(labels, limits, height) : inside(labels, limits),
-  }, `Noise scale over ${unitName()}: ${number(p.noise_scale[last])} after ${number(p.step[last])} steps, interval ${interval(p.lower[last], p.upper[last])}; the batch is ${number(p.global_batch_size[last])}`
-    + (charts.recommended_batch_size ? `, advised is ${number(charts.recommended_batch_size)}` : "") + `. ${charts.changes.length} changes marked.`);
+  }, `Noise scale over ${unitName()}: ${number(p.noise_scale[last])} after ${exact(p.step[last])} steps, interval ${interval(p.lower[last], p.upper[last])}; the batch is ${exact(p.global_batch_size[last])}`
+    + (charts.recommended_batch_size ? `, advised is ${exact(charts.recommended_batch_size)}` : "") + `. ${charts.changes.length} changes marked.`);
 }
 
 // On a narrow screen names stand on their lines and not beside them.
@@ -151,7 +151,7 @@ function listChanges() {
   const list = document.createElement("ul");
   for (const change of charts.changes) {
     const item = document.createElement("li");
-    item.textContent = `step ${number(change.step)}: ${change.text}`;
+    item.textContent = `step ${exact(change.step)}: ${change.text}`;
     list.append(item);
   }
   const title = document.createElement("h3");
@@ -181,6 +181,10 @@ async function drawAll() {
 }
 
 async function load() {
+  if (!plot("noise_scale")) { // nothing was measured when this page was made
+    if (!document.getElementById("waiting")) location.reload();
+    return;
+  }
   const wanted = version();
   if (wanted === drawnVersion) return;
   drawnVersion = wanted;
@@ -212,7 +216,7 @@ function drawMultiples(box) {
       { x: p.step, y: p.global_batch_size, type: "scatter", mode: "lines", line: { color: colour("batch"), width: 1.5, shape: "hv" }, hoverinfo: "skip" },
       { x: p.step, y: p.noise_scale.map((v) => (v > 0 ? v : null)), type: "scatter", mode: "lines", line: { color: colour("noise"), width: 2 }, text: p.noise_scale.map(number), hovertemplate: "%{text}<extra></extra>" },
     ], {
-      xaxis: axis({ nticks: 4, tickformat: ",~r", showgrid: false, fixedrange: true }), yaxis: logAxis(limits, { fixedrange: true, nticks: 4 }),
+      xaxis: axis({ nticks: 4, tickformat: ",~r", showgrid: false, fixedrange: true }), yaxis: logAxis(limits, { fixedrange: true, small: true }),
       margin: { l: 44, r: 8, t: 8, b: 24 }, dragmode: false,
     }, `Noise scale of ${name}: ${number(p.noise_scale[last])}, interval ${interval(p.lower[last], p.upper[last])}`);
   }
