@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: help install demo test check lint serve clean constraints
+.PHONY: help install demo test check lint serve docs clean constraints
 
 help:  ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-12s %s\n", $$1, $$2}' Makefile
@@ -34,6 +34,10 @@ check: lint  ## What CI runs: lint, types, import rules, tests
 
 serve: install  ## Run the server on this machine
 	$(BIN)/noisescale-server serve
+
+docs: install  ## Build the documentation into build/docs
+	$(BIN)/python -m sphinx -W --keep-going -q docs build/docs
+	@echo "open build/docs/index.html"
 
 constraints: install  ## Write down the versions that are installed now
 	@sed -n '/^#/p' constraints.txt > constraints.new

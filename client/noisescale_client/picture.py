@@ -47,7 +47,9 @@ def _limits(points: list[SeriesPoint], answer: Recommendation) -> tuple[float, f
         ends += [end for end in (point.lower, point.noise_scale, point.upper) if end is not None and end > 0]
     # One early, hardly bounded interval must not press everything else flat.
     settled = [p.noise_scale for p in points if p.noise_scale is not None and p.upper is not None]
-    highest = min(max(ends), 2 * max([*ends[:2], *settled]))
+    if not settled:
+        settled = [2 * p.lower for p in points if p.lower > 0]
+    highest = min(max([*ends, *settled]), 2 * max([*ends[:2], *settled]))
     lowest = max(min(ends), min([*ends[:2], *settled]) / 4)
     return lowest / 1.6, highest * 1.6
 
@@ -111,10 +113,10 @@ def _batches(axes: Axes, series: Series, answer: Recommendation) -> None:
 def _labels(axes: Axes, points: list[SeriesPoint], answer: Recommendation) -> None:
     """Names beside the lines' right ends, spread where they would overlap."""
     now, advised = answer.global_batch_size_now, answer.global_batch_size
-    labels = [(float(now), f"batch now\n{_short(now)}", BATCH)]
+    labels = [(float(now), f"batch now\n{_size(now)}", BATCH)]
     if advised != now:
         rate = f", LR {_short(answer.learning_rate)}" if answer.learning_rate is not None else ""
-        labels.append((float(advised), f"advised batch\n{_short(advised)}{rate}", ADVICE))
+        labels.append((float(advised), f"advised batch\n{_size(advised)}{rate}", ADVICE))
     last = points[-1] if points else None
     if last is not None:
         value = last.noise_scale or last.lower
@@ -151,7 +153,7 @@ def _ends(point: SeriesPoint) -> str:
 
 
 def _summary(answer: Recommendation, *, unit: str) -> str:
-    now, then = _short(answer.global_batch_size_now), _short(answer.global_batch_size)
+    now, then = _size(answer.global_batch_size_now), _size(answer.global_batch_size)
     rates = ""
     if answer.learning_rate is not None and answer.learning_rate_now is not None:
         before, after = _short(answer.learning_rate_now), _short(answer.learning_rate)
@@ -161,6 +163,11 @@ def _summary(answer: Recommendation, *, unit: str) -> str:
     if answer.action == "lr_only":
         return f"Advice: keep the batch of {now} {unit}{rates}"
     return f"Advice: hold the batch of {now} {unit} ({answer.reason.replace('_', ' ')})"
+
+
+def _size(value: float) -> str:
+    """A batch size: set by hand, so shown to the last figure."""
+    return f"{value:,.0f}" if value == int(value) else _short(value)
 
 
 def _short(value: float) -> str:
