@@ -52,6 +52,7 @@ def assemble(
     sampled_by: SampledBy,
     labels: Mapping[str, str] | None = None,
     sharded: bool = False,
+    device: torch.device | None = None,
 ) -> Assembly:
     """Check the options and build; every rank of the group calls it.
 
@@ -59,6 +60,7 @@ def assemble(
         group: The model's data-parallel ranks; None is one process alone.
         labels: Of the run, beside the user's.
         sharded: As of Measuring.
+        device: Where the model computes; None is where its parameters are.
 
     Raises:
         OptimizerNotFoundError, InvalidInputError: As noisescale.attach; alike on every rank, and before
@@ -107,7 +109,7 @@ def assemble(
         reporter = SilentReporter(rank=rank, batch_unit=options.batch_unit, meter=meter)
     measuring = Measuring(
         group=group,
-        device=_device_of(model),
+        device=device or _device_of(model),
         meter=meter,
         consumer=reporter,
         groups=len(groups.names),

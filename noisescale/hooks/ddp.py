@@ -279,6 +279,7 @@ class NoiseScaleState:
                         count=1.0 / slot.tally.inverse_count,
                     )
                 return
+            slot.cost_s += self._micro_batches.cost_s
             slot.local_squares[0] = self._micro_batches.take(micro_batches=slot.tally.micro_batches)
         except Exception as error:  # noqa: BLE001  training must go on; all ranks are told in the packet
             self._fail(slot, error)
@@ -313,9 +314,12 @@ class NoiseScaleState:
         self._counted = True
         self._counter.add(counted, training=module.training)
         if self._micro_batches is not None and (module.training or self._counter.only_evaluates):
-            if self._measuring.decide():
-                self._micro_batches.watch(self._measuring.geometry)
-            self._micro_batches.next_micro_batch(counted)
+            try:
+                if self._measuring.decide():
+                    self._micro_batches.watch(self._measuring.geometry)
+                self._micro_batches.next_micro_batch(counted)
+            except Exception as error:  # noqa: BLE001  training must go on; all ranks are told in the packet
+                self._measuring.fail(error)
 
     def _after_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         self._passes_since_step = 0

@@ -69,7 +69,14 @@ class NormLayerSquares:
     Args:
         layers: Of NORM_LAYERS.
         on_error: Told what went wrong inside a hook; nothing is raised there.
+
+    Attributes:
+        cost_s: Host time spent since the step began.
+        sampled: None: which parameters have got a gradient is not looked at.
     """
+
+    cost_s = 0.0
+    sampled = None
 
     def __init__(self, layers: Sequence[nn.Module], *, on_error: Callable[[Exception], None]) -> None:
         self._layers = layers

@@ -4,6 +4,7 @@ Micro-batches are the samples. Their gradients are taken one by one in backward;
 what they come to is taken as each part of it arrives, before gradients are clipped.
 """
 
+import time
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
@@ -12,6 +13,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from noisescale.errors import UnsupportedModelError
 from noisescale.hooks.assembly import Assembly
 from noisescale.hooks.counting import BatchCounter, count_by
 from noisescale.hooks.geometry.sampled import GeometryStep
@@ -32,7 +34,17 @@ NO_ACCUMULATION = (
 
 
 class SampleSquares(Protocol):
-    """Takes the square norms of one step's samples, as backward gives them."""
+    """Takes the square norms of one step's samples, as backward gives them.
+
+    Attributes:
+        cost_s: Host time spent since the step began.
+    """
+
+    cost_s: float
+
+    @property
+    def sampled(self) -> frozenset[int] | None:
+        """Numbers of the parameters that have got a gradient in this step; None where that is not known."""
 
     def watch(self, geometry: GeometryStep | None = None) -> None:
         """Begin a step; does nothing in the middle of one."""
@@ -54,6 +66,9 @@ class SumSquares:
         parameters: The optimizer's own.
         on_error: Told what went wrong inside a hook.
         also: Called with each parameter's number and gradient.
+
+    Attributes:
+        cost_s: Host time spent since the step began.
     """
 
     def __init__(
@@ -69,13 +84,15 @@ class SumSquares:
         self._on_error = on_error
         self._also = also
         self._handles: list[Any] = []
-        self._squares: dict[int, Tensor] = {}
+        self._begin()
 
     def watch(self) -> None:
         """Begin a step."""
         if not self._handles:
-            self._squares = {}
+            self._begin()
             for index, parameter in enumerate(self._parameters):
+                if not parameter.requires_grad:
+                    continue  # frozen since attaching
                 handle = parameter.register_post_accumulate_grad_hook(self._after(index))  # type: ignore[no-untyped-call]  # torch has no types for it
                 self._handles.append(handle)
 
@@ -84,17 +101,37 @@ class SumSquares:
         for handle in self._handles:
             handle.remove()
         self._handles = []
-        self._squares = {}
+        self._begin()
 
-    def take(self) -> Tensor:
-        """By layer group; unwatches."""
-        squares = [self._squares[index] for index in sorted(self._squares)]
-        parameters = [self._parameters[index] for index in sorted(self._squares)]
+    def take(self, sampled: frozenset[int] | None) -> Tensor:
+        """By layer group; unwatches.
+
+        Args:
+            sampled: Numbers of the parameters that the samples are of; None is all.
+
+        Raises:
+            UnsupportedModelError: One of them has got no gradient.
+        """
+        chosen = sorted(self._squares.keys() if sampled is None else sampled)
+        missing = len([index for index in chosen if index not in self._squares])
+        if missing:
+            raise UnsupportedModelError(
+                f"backward gave gradients of {len(chosen)} parameters, and {missing} of them have not "
+                "reached the optimizer: synchronise them in the last micro-batch before optimizer.step(), by "
+                "set_requires_gradient_sync(True) and, with replicas, set_requires_all_reduce(True)"
+            )
+        squares = [self._squares[index] for index in chosen]
+        parameters = [self._parameters[index] for index in chosen]
         self.unwatch()
         return self._groups.sums(squares, parameters)
 
+    def _begin(self) -> None:
+        self.cost_s = 0.0
+        self._squares: dict[int, Tensor] = {}
+
     def _after(self, index: int) -> Callable[[Tensor], None]:
         def hook(parameter: Tensor) -> None:
+            started = time.perf_counter()
             try:
                 gradient = parameter.grad
                 if gradient is not None:
@@ -104,6 +141,7 @@ class SumSquares:
                     self._also(index, gradient)
             except Exception as error:  # noqa: BLE001  training must go on
                 self._on_error(error)
+            self.cost_s += time.perf_counter() - started
 
         torch.utils.hooks.unserializable_hook(hook)  # type: ignore[no-untyped-call]  # a copy is watched by no one
         return hook
@@ -187,10 +225,13 @@ class StepwiseCapture:
         self._counter.add(counted, training=module.training)
         if not (module.training or self._counter.only_evaluates):
             return
-        if self._measuring.decide():
-            self._squares.watch(self._measuring.geometry)
-            self._sums.watch()
-        self._squares.next_micro_batch(counted)
+        try:
+            if self._measuring.decide():
+                self._squares.watch(self._measuring.geometry)
+                self._sums.watch()
+            self._squares.next_micro_batch(counted)
+        except Exception as error:  # noqa: BLE001  training must go on; all ranks are told in the packet
+            self._measuring.fail(error)
 
     def _before_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         tally = self._counter.take()
@@ -211,8 +252,10 @@ class StepwiseCapture:
         if isinstance(scale, Tensor):
             # Still the one of the backward passes; cloned, for the scaler changes it in place.
             slot.unscale = scale.detach().clone().double().square().reciprocal()
+        slot.cost_s += self._squares.cost_s + self._sums.cost_s
+        sampled = self._squares.sampled
         slot.local_squares[0] = self._squares.take(micro_batches=slot.tally.micro_batches)
-        summed = self._sums.take()
+        summed = self._sums.take(sampled)
         if self._replicas is None:
             slot.global_squares[0] = summed
         else:

@@ -1,6 +1,8 @@
 """Models sharded by fully_shard are measured as float64 gradients of every micro-batch say."""
 
 import copy
+import functools
+import importlib
 from collections.abc import Sequence
 from typing import Any
 
@@ -9,12 +11,17 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import FullyShardedDataParallel, MixedPrecisionPolicy, fully_shard
+from torch.distributed.fsdp import (
+    CPUOffloadPolicy,
+    FullyShardedDataParallel,
+    MixedPrecisionPolicy,
+    fully_shard,
+)
 from torch.distributed.tensor import DTensor
 from torch.profiler import ProfilerActivity, profile
+from torch.utils.checkpoint import checkpoint
 
 import noisescale
-import noisescale.hooks.stepwise as stepwise
 from noisescale.errors import UnsupportedModelError
 from noisescale.moments import StepMoments
 from tests.hooks.ranks import Rank, Ranks
@@ -24,15 +31,57 @@ from tests.hooks.training import Reports, SmallNet, batch_of, logged, small_net,
 BATCH = 8
 
 
-def sharded_net(*, shape: Sequence[int] | None = None, **options: Any) -> nn.Module:
-    """SmallNet with two of its layers and itself under fully_shard."""
-    model = small_net()
+class TiedNet(nn.Module):
+    """Its first and last layers, shards of one group, have the same weight."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Linear(16, 16)
+        self.middle = nn.Linear(16, 16)
+        self.last = nn.Linear(16, 16)
+        self.last.weight = self.first.weight
+
+    def forward(self, x: Tensor) -> Tensor:
+        result: Tensor = self.last(torch.relu(self.middle(torch.relu(self.first(x)))))
+        return result
+
+
+class CheckpointedNet(SmallNet):
+    """Runs its middle layer again in backward."""
+
+    def __init__(self, *, reentrant: bool) -> None:
+        super().__init__()
+        self.reentrant = reentrant
+
+    def forward(self, x: Tensor) -> Tensor:
+        hidden = torch.relu(self.norm(self.first(x)))
+        hidden = torch.tanh(checkpoint(self.middle, hidden, use_reentrant=self.reentrant))
+        result: Tensor = self.last(hidden * self.scale)
+        return result
+
+
+NETS: dict[str, Any] = {
+    "small": SmallNet,
+    "tied": TiedNet,
+    "checkpointed": functools.partial(CheckpointedNet, reentrant=False),
+    "checkpointed-reentrant": functools.partial(CheckpointedNet, reentrant=True),
+}
+
+
+def sharded_net(*, net: str = "small", shape: Sequence[int] | None = None, **options: Any) -> Any:
+    """A net, the same every time, with two of its layers and itself under fully_shard.
+
+    Args:
+        shape: Of a mesh of replicas and shards; None shards over all ranks.
+    """
+    torch.manual_seed(11)
+    model = NETS[net]()
     world = dist.get_world_size()
     if shape is None:
         mesh = init_device_mesh("cpu", (world,), mesh_dim_names=("shard",))
     else:
         mesh = init_device_mesh("cpu", tuple(shape), mesh_dim_names=("replicate", "shard"))
-    for part in (model.first, model.middle):
+    for part in ([model.first, model.last], model.middle) if net == "tied" else (model.first, model.middle):
         fully_shard(part, mesh=mesh, **options)
     fully_shard(model, mesh=mesh, **options)
     return model
@@ -57,13 +106,22 @@ def sharded_job(
     *,
     build: dict[str, Any],
     micro_batches: int = 1,
-    deferred: bool = False,
+    deferred: str | None = None,
     rel: float = 1e-4,
     clip: bool = False,
     groups: Any = None,
-    steps: int = 8,
+    compiled: bool = False,
+    evaluated: bool = False,
+    frozen_from: int | None = None,
+    steps: int = 20,
 ) -> bool:
-    """Trains with the monitor and without; checks the sums on rank 0; whether the weights are the same."""
+    """Trains with the monitor and without; checks the sums on rank 0; whether the weights are the same.
+
+    Args:
+        deferred: Name of the setter of what is put off until the last micro-batch.
+        evaluated: Whether a forward pass without gradients comes before attaching.
+        frozen_from: Step from which on the middle layer is frozen.
+    """
     results = []
     reports = Reports()
     wanted: list[StepMoments] = []
@@ -71,13 +129,20 @@ def sharded_job(
         model = sharded_net(**build)
         optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
         monitor = None
+        if compiled:
+            model.compile(backend="aot_eager")
+        if evaluated:
+            with torch.no_grad():
+                loss_of_sharded(model, rank.rank, 0)
         if measured:
             monitor = noisescale.attach(model, optimizer, every=1, report_to=reports, groups=groups)
         for step in range(steps):
+            frozen = frozen_from is not None and step >= frozen_from
+            model.middle.requires_grad_(not frozen)
             if measured:
-                state = whole_state(model)
-                alone = SmallNet()
-                alone.load_state_dict(state)
+                alone = NETS[build.get("net", "small")]()
+                alone.load_state_dict(whole_state(model))
+                alone.middle.requires_grad_(not frozen)
                 first = step * micro_batches
                 ranks = range(rank.world_size)
                 numbers = [(r, first + j, BATCH) for r in ranks for j in range(micro_batches)]
@@ -86,8 +151,8 @@ def sharded_job(
                 wanted.append(moments_of(gradients, counts=[BATCH] * count, weights=[1 / count] * count))
             optimizer.zero_grad()
             for j in range(micro_batches):
-                if deferred:
-                    model.set_requires_gradient_sync(j == micro_batches - 1)  # type: ignore[operator]  # FSDPModule
+                if deferred is not None:
+                    getattr(model, deferred)(j == micro_batches - 1)
                 loss = loss_of_sharded(model, rank.rank, step * micro_batches + j)
                 (loss / micro_batches).backward()
             if clip:
@@ -112,16 +177,27 @@ def sharded_job(
 
 HALF = MixedPrecisionPolicy(reduce_dtype=torch.float16)
 BF16 = MixedPrecisionPolicy(reduce_dtype=torch.bfloat16)
+COMPUTED_IN_BF16 = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
+SYNC, ALL_REDUCE = "set_requires_gradient_sync", "set_requires_all_reduce"
 
 CASES: dict[str, dict[str, Any]] = {
     "plain": {"build": {}},
     "kept-unsharded": {"build": {"reshard_after_forward": False}},
     "accumulation": {"build": {}, "micro_batches": 3},
-    "deferred-accumulation": {"build": {}, "micro_batches": 3, "deferred": True},
+    "deferred-accumulation": {"build": {}, "micro_batches": 3, "deferred": SYNC},
     "clipped": {"build": {}, "clip": True},
     # The optimizer's gradient itself is rounded, to 11 and 8 bits.
     "fp16-reduction": {"build": {"mp_policy": HALF}, "rel": 3e-3},
     "bf16-reduction": {"build": {"mp_policy": BF16}, "rel": 2e-2},
+    "bf16-compute": {"build": {"mp_policy": COMPUTED_IN_BF16}, "rel": 2e-2},
+    "fp16-deferred": {"build": {"mp_policy": HALF}, "micro_batches": 2, "deferred": SYNC, "rel": 3e-3},
+    "offloaded": {"build": {"offload_policy": CPUOffloadPolicy(pin_memory=False)}},
+    "tied": {"build": {"net": "tied"}},
+    "checkpointed": {"build": {"net": "checkpointed"}},
+    "checkpointed-reentrant": {"build": {"net": "checkpointed-reentrant"}},
+    "compiled": {"build": {}, "compiled": True},
+    "evaluated-before": {"build": {}, "evaluated": True},
+    "frozen-in-mid-run": {"build": {}, "frozen_from": 7},
     "groups": {"build": {}, "groups": {"middle": "middle.*", "rest": "*"}},
 }
 
@@ -137,7 +213,9 @@ MESHES: dict[str, dict[str, Any]] = {
     "hsdp-4x1": {"build": {"shape": (4, 1)}},
     "hsdp-1x4": {"build": {"shape": (1, 4)}},
     "hsdp-2x2-fp16": {"build": {"shape": (2, 2), "mp_policy": HALF}, "rel": 3e-3},
-    "hsdp-2x2-deferred": {"build": {"shape": (2, 2)}, "micro_batches": 2, "deferred": True},
+    "hsdp-2x2-bf16": {"build": {"shape": (2, 2), "mp_policy": BF16}, "rel": 2e-2},
+    "hsdp-2x2-deferred": {"build": {"shape": (2, 2)}, "micro_batches": 2, "deferred": SYNC},
+    "hsdp-2x2-deferred-all-reduce": {"build": {"shape": (2, 2)}, "micro_batches": 2, "deferred": ALL_REDUCE},
     "fsdp-4": {"build": {}},
 }
 
@@ -145,7 +223,7 @@ MESHES: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize("name", MESHES)
 def test_mesh_layout_is_no_matter(four_ranks: Ranks, name: str) -> None:
     """Sharded, replicated or both, shards of the whole too: nothing is counted twice or left out."""
-    assert all(four_ranks.run(sharded_job, **MESHES[name], steps=4))
+    assert all(four_ranks.run(sharded_job, **MESHES[name], steps=6))
 
 
 def grouped_sums(rank: Rank) -> dict[str, float]:
@@ -171,17 +249,19 @@ def test_groups_of_shards(two_ranks: Ranks) -> None:
     assert 0 < sums["middle"] < sums["total"]
 
 
-def failing_job(rank: Rank, *, at_rank: int) -> tuple[bool, list[str]]:
-    """Measuring raises on one rank in its fifth step."""
+def failing_job(rank: Rank, *, where: str, at_rank: int) -> tuple[bool, list[str]]:
+    """Measuring raises on one rank, from its 5th call on."""
     results = []
-    real, calls = stepwise.square_norm, 0
+    module_name, _, name = where.rpartition(".")
+    module = importlib.import_module(f"noisescale.hooks.{module_name}")
+    real, calls = getattr(module, name), 0
 
-    def failing(values: Tensor) -> Tensor:
+    def failing(*arguments: Any, **named: Any) -> Any:
         nonlocal calls
         calls += 1
-        if calls > 40:
+        if calls > 4:
             raise RuntimeError("injected")
-        return real(values)
+        return real(*arguments, **named)
 
     with logged() as lines:
         for measured in (False, True):
@@ -189,7 +269,7 @@ def failing_job(rank: Rank, *, at_rank: int) -> tuple[bool, list[str]]:
             optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
             if measured:
                 if rank.rank == at_rank:
-                    stepwise.square_norm = failing
+                    setattr(module, name, failing)
                 monitor = noisescale.attach(model, optimizer, every=1)
             for step in range(15):
                 optimizer.zero_grad()
@@ -198,14 +278,24 @@ def failing_job(rank: Rank, *, at_rank: int) -> tuple[bool, list[str]]:
             if measured:
                 monitor.close()
             results.append(whole_state(model))
-    stepwise.square_norm = real
+    setattr(module, name, real)
     return all(torch.equal(results[0][name], results[1][name]) for name in results[0]), lines
 
 
 @pytest.mark.parametrize("at_rank", [0, 1])
-def test_failure_on_one_rank_of_a_sharded_model(two_ranks: Ranks, at_rank: int) -> None:
+@pytest.mark.parametrize(
+    "where",
+    [
+        "micro_batches.square_norm",
+        "micro_batches.half_sign",
+        "stepwise.square_norm",
+        "stepwise.count_by",
+        "stepwise.learning_rate_of",
+    ],
+)
+def test_failure_on_one_rank_of_a_sharded_model(two_ranks: Ranks, where: str, at_rank: int) -> None:
     """Told once, and both ranks train on with the same bits."""
-    answers = two_ranks.run(failing_job, at_rank=at_rank)
+    answers = two_ranks.run(failing_job, where=where, at_rank=at_rank)
     assert [same for same, _ in answers] == [True, True]
     failed = [line for line in answers[at_rank][1] if "failed on rank" in line]
     assert len(failed) == 1
@@ -229,10 +319,30 @@ def syncs_and_hooks(rank: Rank) -> tuple[list[str], bool, int]:
             step(number)
     names = [event.name for event in profiler.events() if event.name in waits]
     measured = monitor.estimate().measured_steps
+    between = hooked(model)
+    loss_of_sharded(model, rank.rank, 6)
+    # 9 parameters: one hook on each shard, two on the whole.
+    assert (between, hooked(model)) == (0, 27)
     monitor.detach()
-    left = any(p._backward_hooks or p._post_accumulate_grad_hooks for p in model.parameters())
-    step(6)
-    return names, left or bool(optimizer._optimizer_step_pre_hooks), measured
+    step(7)
+    left = (
+        hooked(model) + len(optimizer._optimizer_step_pre_hooks) + len(optimizer._optimizer_step_post_hooks)
+    )
+    return names, bool(left), measured
+
+
+def hooked(model: Any) -> int:
+    """Hooks on the parameters, sharded and unsharded."""
+    modules = (model, model.first, model.middle)
+    for module in modules:
+        module.reshard()
+    parameters = {id(p): p for p in model.parameters()}
+    for module in modules:
+        module.unshard()
+        parameters |= {id(p): p for p in module.parameters()}
+        module.reshard()
+    kinds = ("_backward_hooks", "_post_accumulate_grad_hooks")
+    return sum(len(getattr(p, kind, None) or ()) for p in parameters.values() for kind in kinds)
 
 
 def test_sharded_steps_do_not_wait_and_leave_no_hooks(two_ranks: Ranks) -> None:
@@ -262,6 +372,9 @@ def refusals(rank: Rank) -> dict[str, str]:
     partly = small_net()
     fully_shard(partly.middle)
     refusal("partly", partly)
+    with torch.device("meta"):
+        weightless = small_net()
+    refusal("meta", fully_shard(weightless))
     refusal("fsdp1", FullyShardedDataParallel(copy.deepcopy(small_net()), device_id=torch.device("cpu")))
     return told
 
@@ -272,7 +385,56 @@ def test_refused_sharded_models(two_ranks: Ranks) -> None:
     assert "sharded" in told["geometry"]
     assert "set_gradient_divide_factor" in told["factor"]
     assert "apply fully_shard to the root" in told["partly"]
+    assert "to_empty" in told["meta"]
     assert "fully_shard" in told["fsdp1"]
+
+
+def unsynced_job(rank: Rank) -> tuple[list[str], int]:
+    """From the fourth step on, gradients are no more synchronised, which is a mistake."""
+    model = sharded_net()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+    reports = Reports()
+    with logged() as lines, noisescale.attach(model, optimizer, every=1, report_to=reports):
+        for step in range(10):
+            model.set_requires_gradient_sync(step < 3)
+            optimizer.zero_grad()
+            loss_of_sharded(model, rank.rank, step).backward()
+            optimizer.step()
+    return lines, reports.sums()[2] if rank.rank == 0 else 3
+
+
+def test_gradients_that_are_never_synchronised(two_ranks: Ranks) -> None:
+    """A step whose gradients do not reach the optimizer is no measurement: one error, nothing more."""
+    for lines, steps in two_ranks.run(unsynced_job):
+        assert steps == 3
+        assert len([line for line in lines if "failed on rank" in line]) == 1
+
+
+def one_rank_mesh_job(rank: Rank) -> tuple[float, float]:
+    """tr(Sigma) of a model sharded over this rank alone, and of the same one without fully_shard."""
+    mesh = init_device_mesh("cpu", (rank.world_size, 1), mesh_dim_names=("other", "shard"))["shard"]
+    found = []
+    for sharded in (True, False):
+        model = small_net()
+        if sharded:
+            fully_shard(model, mesh=mesh)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+        reports = Reports()
+        with noisescale.attach(model, optimizer, every=1, report_to=reports, samples="micro_batch"):
+            for step in range(6):
+                optimizer.zero_grad()
+                for j in range(2):
+                    (loss_of_sharded(model, rank.rank, 2 * step + j) / 2).backward()
+                optimizer.step()
+        assert reports.sums()[2] == 6
+        found.append(reports.sums()[0])
+    return found[0], found[1]
+
+
+def test_mesh_of_one_rank(two_ranks: Ranks) -> None:
+    """Each rank with a mesh of its own, as in a pipeline: its micro-batches are the samples."""
+    for sharded, plain in two_ranks.run(one_rank_mesh_job):
+        assert sharded == pytest.approx(plain, rel=1e-6)
 
 
 def state_job(rank: Rank) -> tuple[int, int]:
