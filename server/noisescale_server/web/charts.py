@@ -198,8 +198,8 @@ def columns(history: History, drawn: Drawn) -> Columns:
 def limits_of(series: Sequence[Columns], *, marks: Sequence[float] = ()) -> tuple[float, float] | None:
     """The least and the most that a chart of noise scales shows; None where there is nothing positive.
 
-    Batches, marks and settled estimates are always inside. Ends of intervals are where they are
-    near: one early, hardly bounded interval must not press everything else flat.
+    Batches, marks, settled estimates and the latest one are always inside. Ends of intervals are
+    where they are near: one early, hardly bounded interval must not press everything else flat.
     """
     firm = list(marks)
     ends: list[float] = []
@@ -210,6 +210,10 @@ def limits_of(series: Sequence[Columns], *, marks: Sequence[float] = ()) -> tupl
             if value is not None and value > 0 and upper is not None:
                 firm.append(value)
             ends += [end for end in (value, lower, upper) if end is not None and end > 0]
+        latest = [(v, low) for v, low in zip(points.noise_scale, points.lower, strict=True) if v and v > 0]
+        if latest:
+            value, lower = latest[-1]
+            firm.append(min(value, 16 * lower) if lower else value)
     if not firm and not ends:
         return None
     firm = firm or ends

@@ -8,7 +8,7 @@ from noisescale.wire import RunInfo, RunSummary
 from noisescale_server.errors import UnknownRunError
 from noisescale_server.services import Services
 from noisescale_server.summaries import summary_of
-from noisescale_server.web.promql import compare_query
+from noisescale_server.web.promql import compare_queries
 from noisescale_server.web.words import ratio_of
 
 MOST_COMPARED = 5
@@ -41,7 +41,7 @@ class CompareView:
     unknown: list[str]
     left_out: list[str]
     others: list[str]
-    promql: str
+    promql: list[str]
 
     @property
     def mixed_units(self) -> bool:
@@ -80,5 +80,7 @@ async def compare_runs(services: Services, names: Sequence[str]) -> CompareView:
         unknown=unknown,
         left_out=wanted[MOST_COMPARED:],
         others=[name for name in recent if name not in wanted],
-        promql=compare_query([run.summary for run in compared]),
+        promql=compare_queries(
+            [(run.summary.run, run.scale.geometry if run.scale else "euclidean") for run in compared]
+        ),
     )

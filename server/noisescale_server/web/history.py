@@ -172,9 +172,17 @@ class History:
                 )
         return found
 
+    @cached_property
+    def _smooth_starts(self) -> list[int]:
+        """For each block, where its stretch without a leap of the rate starts."""
+        starts = [0] * len(self.blocks)
+        for index in range(1, len(self.blocks)):
+            starts[index] = index if self._rate_leaps(index - 1) else starts[index - 1]
+        return starts
+
     def _phase_at(self, index: int) -> Phase:
-        start = self.starts[index]
-        if index == start and index + 1 < len(self.blocks) and self.starts[index + 1] == start:
-            index += 1  # a regime's first block alone says nothing; the next one tells
+        start = self._smooth_starts[index]
+        if index == start and index + 1 < len(self.blocks) and self._smooth_starts[index + 1] == start:
+            index += 1  # a stretch's first block alone says nothing; the next one tells
         recent = self.blocks[max(start, index + 1 - PHASE_BLOCKS) : index + 1]
         return phase_of([block.learning_rate for block in recent])

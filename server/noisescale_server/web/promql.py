@@ -1,7 +1,8 @@
 """The PromQL that draws in Grafana what each chart draws here."""
 
+from collections.abc import Sequence
+
 from noisescale.blocks import TOTAL, Geometry
-from noisescale.wire import RunSummary
 
 _REPLICAS = "instance, pod"
 """Every replica shows every run; a query that does not say `max without` these counts it once each."""
@@ -43,7 +44,22 @@ def chart_queries(run: str, *, geometry: Geometry, group_geometry: Geometry) -> 
     }
 
 
-def compare_query(runs: list[RunSummary]) -> str:
-    """The noise scales of several runs."""
-    names = "|".join(run.run.replace(".", r"\\.") for run in runs)
-    return once("noisescale_noise_scale", f'run_id=~"{names}", geometry="euclidean", group="{TOTAL}"')
+def compare_queries(runs: Sequence[tuple[str, Geometry]]) -> list[str]:
+    """The noise scales of several runs, a query for each geometry among them, and their batches.
+
+    Args:
+        runs: Each run's name, and the geometry of the noise scale that its advice goes by.
+    """
+    names: dict[Geometry, list[str]] = {}
+    for run, geometry in runs:
+        names.setdefault(geometry, []).append(run)
+    queries = [
+        once("noisescale_noise_scale", f'{_any_of(found)}, geometry="{geometry}", group="{TOTAL}"')
+        for geometry, found in names.items()
+    ]
+    return [*queries, once("noisescale_global_batch_size", _any_of([run for run, _ in runs]))]
+
+
+def _any_of(runs: Sequence[str]) -> str:
+    pattern = "|".join(run.replace(".", r"\\.") for run in runs)
+    return f'run_id=~"{pattern}"'
