@@ -9,6 +9,7 @@ import time
 from collections import Counter
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
+from typing import cast
 
 import uvloop
 
@@ -63,12 +64,11 @@ class _Connection(asyncio.Protocol):
         self._wanted = 0
         self._sent_at = 0.0
         self._stopping = False
-        self._transport: asyncio.Transport | None = None
+        self._transport: asyncio.WriteTransport | None = None
         self.idle = asyncio.Event()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
-        self._transport = transport
+        self._transport = cast("asyncio.WriteTransport", transport)  # uvloop's is one only by its methods
         self.send()
 
     def send(self) -> None:
