@@ -103,10 +103,11 @@ class Block(BaseModel):
             )
         if self.measured_steps > 0 and not self.sums:
             raise ValueError(f"measured_steps is {self.measured_steps} but sums is empty")
-        if len({sums.key for sums in self.sums}) != len(self.sums):
+        if len(self.sums) > 1 and len({sums.key for sums in self.sums}) != len(self.sums):
             raise ValueError("sums names the same group and geometry twice")
-        if any((sums.steps or 0) > self.measured_steps for sums in self.sums):
-            raise ValueError("a sums entry has more steps than the block's measured_steps")
+        for sums in self.sums:
+            if sums.steps is not None and sums.steps > self.measured_steps:
+                raise ValueError("a sums entry has more steps than the block's measured_steps")
         return self
 
     def sums_of(self, group: str = TOTAL, geometry: str = "euclidean") -> MomentSums | None:

@@ -2,14 +2,14 @@
 
 A block that covers a step which its attempt has stored already is a duplicate, and is left out.
 A later attempt supersedes the blocks of earlier ones that reach into the steps it repeats; those
-stay in the table, marked, and count nowhere.
+are marked, and count nowhere.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from sqlalchemy import and_, bindparam, func, insert, or_, select, update
+from sqlalchemy import and_, bindparam, func, insert, select, update
 from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.ext.asyncio import AsyncConnection
 
@@ -17,7 +17,8 @@ from noisescale.blocks import Block
 from noisescale.wire import BlocksAccepted, BlocksReport
 from noisescale_server.admission import RunLimits, refused
 from noisescale_server.errors import TooManyGroupsError, TooManyRunsError
-from noisescale_server.schema import attempts, blocks, runs
+from noisescale_server.schema import attempts, runs, segments
+from noisescale_server.segments import decode, segment_rows
 
 _LARGEST_TOTAL = 2**62
 _ROWS_PER_QUERY = 500
@@ -33,21 +34,8 @@ class Submission:
     token: str | None = None
 
 
-@dataclass(slots=True)
-class Absorbed:
-    """What became of one submission.
-
-    Attributes:
-        answer: For the sender; or the error that it is answered with, where it was refused.
-        run_id, version: Of the run afterwards.
-        appended: The blocks that now follow the run's earlier ones; None where its history was
-            changed in another way, so that what is remembered of it must be read again.
-    """
-
-    answer: BlocksAccepted | TooManyRunsError | TooManyGroupsError
-    run_id: int = 0
-    version: int = 0
-    appended: list[Block] | None = None
+Absorbed = BlocksAccepted | TooManyRunsError | TooManyGroupsError
+"""The answer to a sender, or the error that it is answered with because its report was refused."""
 
 
 @dataclass(slots=True)
@@ -79,9 +67,9 @@ async def absorb(
     results: list[Absorbed] = []
     for submission in submissions:
         if submission.run in too_many:
-            results.append(Absorbed(too_many[submission.run]))
+            results.append(too_many[submission.run])
         elif _too_many_groups(found[submission.run], submission.report, limits.max_groups):
-            results.append(Absorbed(TooManyGroupsError(most=limits.max_groups)))
+            results.append(TooManyGroupsError(most=limits.max_groups))
         else:
             results.append(await _apply(connection, found[submission.run], submission))
     await _write(connection, list(found.values()))
@@ -135,11 +123,14 @@ def _new_run(submission: Submission) -> dict[str, Any]:
         "ended": False,
         "attempt": submission.report.attempt,
         "version": 0,
+        "rewritten": 0,
         "last_step": None,
         "steps": 0,
         "measured_steps": 0,
         "skipped_steps": 0,
         "examples": 0,
+        "merged_until": 0,
+        "merged_measured_steps": 0,
         "token": submission.token,
         "groups": "",
     }
@@ -159,30 +150,17 @@ def _too_many_groups(run: _Run, report: BlocksReport, most: int) -> bool:
     return False
 
 
-async def _apply(connection: AsyncConnection, run: _Run, submission: Submission) -> Absorbed:
+async def _apply(connection: AsyncConnection, run: _Run, submission: Submission) -> BlocksAccepted:
     report, row = submission.report, run.row
     attempt = run.attempts.setdefault(report.attempt, _Attempt(None, None, 0, changed=True))
     fresh = await _fresh(connection, run, attempt, report)
-    # Steps from here on were repeated by a later attempt than this report's:
-    repeated_from = min(
-        (
-            other.first_step
-            for number, other in run.attempts.items()
-            if number > report.attempt and other.first_step is not None
-        ),
-        default=None,
-    )
-    was_last_step = row["last_step"]
-    appended: list[Block] | None = []
-    for block in fresh:
-        superseded = repeated_from is not None and block.last_step >= repeated_from
-        run.pending.append(_block_row(row["id"], report.attempt, block, superseded=superseded))
-        if not superseded:
-            _count(row, block)
-            if appended is not None:
-                appended.append(block)
+    row["version"] += 1
     if fresh:
-        first, last = fresh[0].first_step, max(block.last_step for block in fresh)
+        was_last_step = row["last_step"]
+        _add(run, report.attempt, fresh)
+        first, last = fresh[0].first_step, fresh[-1].last_step
+        if was_last_step is not None and first <= was_last_step:
+            row["rewritten"] = row["version"]  # not behind all that was known
         if attempt.first_step is None or first < attempt.first_step:
             attempt.first_step = first
             if any(
@@ -190,11 +168,9 @@ async def _apply(connection: AsyncConnection, run: _Run, submission: Submission)
                 for number, other in run.attempts.items()
             ):
                 run.supersede.append((report.attempt, first))
-                appended = None
+                row["rewritten"] = row["version"]
         attempt.last_step = last if attempt.last_step is None else max(attempt.last_step, last)
         attempt.changed = True
-        if was_last_step is not None and first <= was_last_step:
-            appended = None  # not at the end of what was known
     if report.dropped_blocks > attempt.dropped_blocks:
         attempt.dropped_blocks = report.dropped_blocks
         attempt.changed = True
@@ -203,35 +179,29 @@ async def _apply(connection: AsyncConnection, run: _Run, submission: Submission)
         row["ended"] = report.ended
         row["info"] = report.run.model_dump_json(exclude_none=True)
     row["last_report_at"] = max(row["last_report_at"], submission.received_at)
-    row["version"] += 1
-    return Absorbed(
-        answer=BlocksAccepted(
-            accepted=len(fresh),
-            duplicates=len(report.blocks) - len(fresh),
-            last_step=row["last_step"] if row["last_step"] is not None else attempt.last_step,
-        ),
-        run_id=row["id"],
-        version=row["version"],
-        appended=appended,
+    return BlocksAccepted(
+        accepted=len(fresh),
+        duplicates=len(report.blocks) - len(fresh),
+        last_step=row["last_step"] if row["last_step"] is not None else attempt.last_step,
     )
 
 
 async def _fresh(
     connection: AsyncConnection, run: _Run, attempt: _Attempt, report: BlocksReport
-) -> list[Block]:
+) -> Sequence[Block]:
     """The report's blocks that cover no step which this attempt has stored; in step order."""
     known_until = attempt.last_step
     if known_until is None or not report.blocks or report.blocks[0].first_step > known_until:
-        return list(report.blocks)
+        return report.blocks
     first, last = report.blocks[0].first_step, report.blocks[-1].last_step
     stored = [
         (row["first_step"], row["last_step"]) for row in run.pending if row["attempt"] == report.attempt
     ]
-    query = select(blocks.c.first_step, blocks.c.last_step).where(
-        blocks.c.run_id == run.row["id"],
-        blocks.c.attempt == report.attempt,
-        blocks.c.first_step <= last,
-        blocks.c.last_step >= first,
+    query = select(segments.c.first_step, segments.c.last_step).where(
+        segments.c.run_id == run.row["id"],
+        segments.c.attempt == report.attempt,
+        segments.c.first_step <= last,
+        segments.c.last_step >= first,
     )
     stored += [(row.first_step, row.last_step) for row in await connection.execute(query)]
     return [
@@ -241,35 +211,37 @@ async def _fresh(
     ]
 
 
-def _block_row(run_id: int, attempt: int, block: Block, *, superseded: bool) -> dict[str, Any]:
-    return {
-        "run_id": run_id,
-        "attempt": attempt,
-        "first_step": block.first_step,
-        "last_step": block.last_step,
-        "measured_steps": block.measured_steps,
-        "skipped_steps": block.skipped_steps,
-        "examples": block.examples,
-        "superseded": superseded,
-        "body": block.model_dump_json(exclude_none=True),
-    }
+def _add(run: _Run, attempt: int, fresh: Sequence[Block]) -> None:
+    """Keep blocks for storing, and count those that no later attempt has repeated."""
+    repeated_from = min(
+        (
+            other.first_step
+            for number, other in run.attempts.items()
+            if number > attempt and other.first_step is not None
+        ),
+        default=None,
+    )
+    counting = len(fresh)
+    if repeated_from is not None:
+        counting = sum(block.last_step < repeated_from for block in fresh)
+        run.pending += segment_rows(run.row["id"], attempt, fresh[counting:], superseded=True)
+    rows = segment_rows(run.row["id"], attempt, fresh[:counting], superseded=False)
+    run.pending += rows
+    for segment in rows:
+        _count(run.row, segment)
 
 
-def _count(row: dict[str, Any], block: Block) -> None:
-    row["last_step"] = max(block.last_step, -1 if row["last_step"] is None else row["last_step"])
-    for name, more in (
-        ("steps", block.last_step - block.first_step + 1),
-        ("measured_steps", block.measured_steps),
-        ("skipped_steps", block.skipped_steps),
-        ("examples", block.examples),
-    ):
-        row[name] = min(_LARGEST_TOTAL, row[name] + more)
+def _count(row: dict[str, Any], segment: dict[str, Any]) -> None:
+    row["last_step"] = max(segment["last_step"], -1 if row["last_step"] is None else row["last_step"])
+    row["steps"] = min(_LARGEST_TOTAL, row["steps"] + segment["last_step"] - segment["first_step"] + 1)
+    for name in ("measured_steps", "skipped_steps", "examples"):
+        row[name] = min(_LARGEST_TOTAL, row[name] + segment[name])
 
 
 async def _write(connection: AsyncConnection, changed: Sequence[_Run]) -> None:
     pending = [row for run in changed for row in run.pending]
     if pending:
-        await connection.execute(insert(blocks), pending)
+        await connection.execute(insert(segments), pending)
     rows = [
         {
             "run_id": run.row["id"],
@@ -308,33 +280,47 @@ async def _write(connection: AsyncConnection, changed: Sequence[_Run]) -> None:
 
 async def _supersede(connection: AsyncConnection, run: _Run) -> None:
     """Mark what later attempts repeat, and count the run anew."""
-    await connection.execute(
-        update(blocks)
-        .where(
-            blocks.c.run_id == run.row["id"],
-            or_(
-                *(
-                    and_(blocks.c.attempt < attempt, blocks.c.last_step >= first)
-                    for attempt, first in run.supersede
-                )
-            ),
-        )
-        .values(superseded=True)
-    )
-    counted = (
+    of_run = segments.c.run_id == run.row["id"]
+    for attempt, first in run.supersede:
+        earlier = and_(of_run, segments.c.attempt < attempt, segments.c.superseded.is_(False))
+        across = and_(earlier, segments.c.first_step < first, segments.c.last_step >= first)
+        for segment in (await connection.execute(select(segments).where(across))).all():
+            await _part(connection, segment, first)
         await connection.execute(
-            select(
-                func.max(blocks.c.last_step),
-                func.coalesce(func.sum(blocks.c.last_step - blocks.c.first_step + 1), 0),
-                func.coalesce(func.sum(blocks.c.measured_steps), 0),
-                func.coalesce(func.sum(blocks.c.skipped_steps), 0),
-                func.coalesce(func.sum(blocks.c.examples), 0),
-            ).where(blocks.c.run_id == run.row["id"], blocks.c.superseded.is_(False))
+            update(segments).where(earlier, segments.c.last_step >= first).values(superseded=True)
         )
-    ).one()
+        run.row["merged_until"] = min(run.row["merged_until"], first)
+    counts = and_(of_run, segments.c.superseded.is_(False))
+    totals = (
+        func.coalesce(func.sum(segments.c.last_step - segments.c.first_step + 1), 0),
+        *(
+            func.coalesce(func.sum(segments.c[name]), 0)
+            for name in ("measured_steps", "skipped_steps", "examples")
+        ),
+    )
+    counted = (await connection.execute(select(func.max(segments.c.last_step), *totals).where(counts))).one()
     names = ("last_step", "steps", "measured_steps", "skipped_steps", "examples")
     for name, value in zip(names, counted, strict=True):
         run.row[name] = None if value is None else min(_LARGEST_TOTAL, int(value))
+    merged = select(totals[1]).where(counts, segments.c.last_step < run.row["merged_until"])
+    run.row["merged_measured_steps"] = int((await connection.execute(merged)).scalar_one())
+
+
+async def _part(connection: AsyncConnection, segment: Any, first: int) -> None:
+    """Part a segment before the block that reaches step `first`; what comes before stays as it is."""
+    blocks = decode(segment.body)
+    kept = sum(block.last_step < first for block in blocks)
+    if kept == 0:
+        return
+    (before,) = segment_rows(segment.run_id, segment.attempt, blocks[:kept], superseded=False)
+    after = segment_rows(segment.run_id, segment.attempt, blocks[kept:], superseded=True)
+    key = ("run_id", "first_step", "attempt")
+    await connection.execute(
+        update(segments)
+        .where(*(segments.c[name] == before[name] for name in key))
+        .values({name: value for name, value in before.items() if name not in key})
+    )
+    await connection.execute(insert(segments), after)
 
 
 def _upsert(connection: AsyncConnection, table: Any) -> Any:

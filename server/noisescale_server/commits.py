@@ -2,14 +2,14 @@
 
 import asyncio
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import structlog
 from sqlalchemy.exc import DBAPIError, SQLAlchemyError
 
 from noisescale.wire import BlocksAccepted, BlocksReport
-from noisescale_server.absorb import Absorbed, Submission
+from noisescale_server.absorb import Submission
 from noisescale_server.errors import QueueFullError, StoreUnavailableError
 from noisescale_server.process_metrics import ProcessMetrics
 from noisescale_server.store import Store
@@ -24,11 +24,7 @@ class _Waiting:
 
 
 class Commits:
-    """One writer for all requests of this process.
-
-    Args:
-        after_commit: Told what became of each submission, before the senders are.
-    """
+    """One writer for all requests of this process."""
 
     def __init__(
         self,
@@ -37,13 +33,11 @@ class Commits:
         queue_size: int,
         commit_size: int,
         metrics: ProcessMetrics,
-        after_commit: Callable[[Sequence[Absorbed]], None],
     ) -> None:
         self._store = store
         self._queue: asyncio.Queue[_Waiting | None] = asyncio.Queue(maxsize=queue_size)
         self._commit_size = commit_size
         self._metrics = metrics
-        self._after_commit = after_commit
         self._task: asyncio.Task[None] | None = None
         self._closed = False
 
@@ -115,16 +109,15 @@ class Commits:
             return
         self._metrics.commit_seconds.observe(time.perf_counter() - started)
         self._metrics.commit_reports.observe(len(batch))
-        self._after_commit(results)
         for waiting, result in zip(batch, results, strict=True):
             if waiting.done.done():
                 continue  # the sender has gone; what it sent is stored all the same
-            if isinstance(result.answer, BlocksAccepted):
-                self._metrics.blocks.labels("accepted").inc(result.answer.accepted)
-                self._metrics.blocks.labels("duplicate").inc(result.answer.duplicates)
-                waiting.done.set_result(result.answer)
+            if isinstance(result, BlocksAccepted):
+                self._metrics.blocks.labels("accepted").inc(result.accepted)
+                self._metrics.blocks.labels("duplicate").inc(result.duplicates)
+                waiting.done.set_result(result)
             else:
-                waiting.done.set_exception(result.answer)
+                waiting.done.set_exception(result)
 
     def _fail(self, batch: Sequence[_Waiting]) -> None:
         self._metrics.failed_commits.inc()

@@ -34,11 +34,17 @@ class Database:
             event.listen(self.engine.sync_engine, "connect", _prepare_sqlite)
             event.listen(self.engine.sync_engine, "begin", _begin_sqlite)
         self._writing = self.engine.execution_options(**{_WRITES: True})
+        # SQLite's transactions see one state of the database anyway.
+        self._reading = (
+            self.engine
+            if self.is_sqlite
+            else self.engine.execution_options(isolation_level="REPEATABLE READ", postgresql_readonly=True)
+        )
 
     @asynccontextmanager
     async def reading(self) -> AsyncIterator[AsyncConnection]:
         """A transaction that sees one state of the database."""
-        async with self.engine.begin() as connection:
+        async with self._reading.begin() as connection:
             yield connection
 
     @asynccontextmanager

@@ -16,6 +16,8 @@ from prometheus_client import (
 _LATENCIES = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10)
 _SIZES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 
+_MOST_BAD_RUNS_NAMED = 100
+
 
 class ProcessMetrics:
     """Counters of one server process, in a registry of its own."""
@@ -69,8 +71,19 @@ class ProcessMetrics:
         self.bad_runs = Counter(
             "noisescale_server_bad_runs",
             "Times a run was left out of an answer because its data could not be evaluated.",
+            ["run_id"],
             registry=self.registry,
         )
+        self._bad_runs_named: set[str] = set()
         Info("noisescale_server_build", "Version of this server.", registry=self.registry).info(
             {"version": version("noisescale")}
         )
+
+    def count_bad_run(self, run: str) -> None:
+        """Count a run that was left out; by name, as long as there are not too many of them."""
+        if run not in self._bad_runs_named:
+            if len(self._bad_runs_named) >= _MOST_BAD_RUNS_NAMED:
+                run = "other"
+            else:
+                self._bad_runs_named.add(run)
+        self.bad_runs.labels(run).inc()

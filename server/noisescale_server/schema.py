@@ -41,6 +41,11 @@ runs = Table(
     Column("token", String(160), nullable=True),
     # Every layer group and geometry that it ever reported: "total/euclidean,encoder/adam".
     Column("groups", Text, nullable=False, server_default=""),
+    # The last version whose change was not only that blocks were added behind all others.
+    Column("rewritten", BigInteger, nullable=False, server_default="0"),
+    # Retention has merged the blocks before this step; so many measured steps are in them.
+    Column("merged_until", BigInteger, nullable=False, server_default="0"),
+    Column("merged_measured_steps", BigInteger, nullable=False, server_default="0"),
 )
 Index("runs_last_report_at", runs.c.last_report_at)
 Index("runs_token", runs.c.token)
@@ -55,20 +60,23 @@ attempts = Table(
     Column("dropped_blocks", BigInteger, nullable=False),
 )
 
-blocks = Table(
-    "blocks",
+# A segment: blocks of one attempt that follow each other without a gap, as one row. So no block can come to
+# lie within a segment later, and those that count, the ones not superseded, never overlap.
+segments = Table(
+    "segments",
     metadata,
     Column("run_id", _Id, ForeignKey("runs.id", ondelete="CASCADE"), primary_key=True),
     # In step order within a run, so that the tail of a run is one range of the index.
     Column("first_step", BigInteger, primary_key=True, autoincrement=False),
     Column("attempt", BigInteger, primary_key=True, autoincrement=False),
     Column("last_step", BigInteger, nullable=False),
+    Column("blocks", Integer, nullable=False),
+    # Summed over the blocks:
     Column("measured_steps", BigInteger, nullable=False),
     Column("skipped_steps", BigInteger, nullable=False),
     Column("examples", BigInteger, nullable=False),
     Column("superseded", Boolean, nullable=False),
-    Column("body", Text, nullable=False),  # the block as noisescale.blocks.Block writes it
-    sqlite_with_rowid=False,
+    Column("body", Text, nullable=False),  # a JSON array of the blocks; see noisescale_server.segments
 )
 
 # Tokens that `noisescale-server token create` made. A revoked one stays, so that a server whose last

@@ -8,9 +8,11 @@ from fastapi import Depends, Request
 from noisescale_server.admission import RunLimits
 from noisescale_server.api_errors import ApiError
 from noisescale_server.auth import EVERYBODY, Grant, Tokens
+from noisescale_server.bad_runs import BadRuns
 from noisescale_server.commits import Commits
 from noisescale_server.database import Database
 from noisescale_server.process_metrics import ProcessMetrics
+from noisescale_server.scrapes import RunsPage
 from noisescale_server.settings import Settings
 from noisescale_server.standing import Standings
 from noisescale_server.store import Store
@@ -30,6 +32,7 @@ class Services:
     store: Store
     commits: Commits
     standings: Standings
+    runs_page: RunsPage
     tokens: Tokens
     metrics: ProcessMetrics
     grant: Grant = EVERYBODY
@@ -77,6 +80,7 @@ def build_services(settings: Settings) -> Services:
     """Build every part; nothing is started or connected yet."""
     database = Database(settings)
     metrics = ProcessMetrics()
+    bad_runs = BadRuns(metrics)
     limits = RunLimits(
         max_runs=settings.max_runs,
         max_runs_per_token=settings.max_runs_per_token,
@@ -87,14 +91,13 @@ def build_services(settings: Settings) -> Services:
         store,
         window_steps=settings.window_steps,
         capacity_blocks=settings.tail_cache_blocks,
-        metrics=metrics,
+        on_failure=bad_runs.tell,
     )
     commits = Commits(
         store,
         queue_size=settings.ingest_queue_size,
         commit_size=settings.commit_size,
         metrics=metrics,
-        after_commit=standings.after_commit,
     )
     return Services(
         settings=settings,
@@ -102,6 +105,7 @@ def build_services(settings: Settings) -> Services:
         store=store,
         commits=commits,
         standings=standings,
+        runs_page=RunsPage(standings, on_failure=bad_runs.tell),
         tokens=Tokens(settings, TokenTable(database)),
         metrics=metrics,
     )

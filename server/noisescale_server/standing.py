@@ -1,29 +1,26 @@
 """How runs stand now: estimates and advice from each run's tail, worked out once per version.
 
-What is remembered here is only ever a copy of what the database holds, and carries the run's
-version; a request compares the two first. So any number of replicas give the same answer.
+What is remembered here is only ever a copy of what the database holds, and carries the run's version; a
+request compares the two first, and reads what came since. So any number of replicas give the same answer.
 """
 
 import asyncio
-import time
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass
-
-import structlog
+from itertools import islice
 
 from noisescale.advice import Recommendation
 from noisescale.blocks import TOTAL, Block, Geometry, main_geometry
 from noisescale.errors import NoiseScaleError
-from noisescale.estimate import Estimate, estimate, window
+from noisescale.estimate import Estimate, estimate
 from noisescale.history import Phase, current_regime
 from noisescale.recommend import recommend_run
 from noisescale.wire import RunInfo, RunState
-from noisescale_server.absorb import Absorbed
-from noisescale_server.process_metrics import ProcessMetrics
-from noisescale_server.store import Store, StoredRun
+from noisescale_server.segments import decode
+from noisescale_server.store import Change, Known, Store, StoredRun, tail_of
 
-_log = structlog.get_logger(__name__)
+_RUNS_PER_READ = 50
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +64,8 @@ def standing_of(blocks: Sequence[Block], info: RunInfo, *, window_steps: int) ->
     main = main_geometry(regime.blocks)
     keys: dict[tuple[str, Geometry], None] = {(TOTAL, main): None} if regime.blocks else {}
     for block in regime.blocks:
-        keys |= dict.fromkeys((sums.group, sums.geometry) for sums in block.sums)
+        for sums in block.sums:
+            keys[sums.group, sums.geometry] = None
     estimates = tuple(
         estimate(regime.blocks, group=group, geometry=geometry, window_steps=window_steps, every=info.every)
         for group, geometry in keys
@@ -81,86 +79,134 @@ def standing_of(blocks: Sequence[Block], info: RunInfo, *, window_steps: int) ->
     )
 
 
-@dataclass(slots=True)
-class _Remembered:
-    version: int
-    tail: list[Block]
-    standing: Standing | None
+@dataclass(frozen=True, slots=True)
+class Stood:
+    """A run, and how it stands at its version.
+
+    Attributes:
+        standing: Or why it cannot be told: what the run reported cannot be evaluated.
+    """
+
+    run: StoredRun
+    standing: Standing | Exception
 
 
 class Standings:
-    """Standings of the runs that were asked for or reported on lately.
+    """Standings of the runs that were asked for lately.
 
     Args:
         window_steps: Measured steps that an estimate looks back over.
         capacity_blocks: Blocks that may be kept in memory, over all runs.
+        on_failure: Told of a run that is left out because it cannot be evaluated.
     """
 
     def __init__(
-        self, store: Store, *, window_steps: int, capacity_blocks: int, metrics: ProcessMetrics
+        self,
+        store: Store,
+        *,
+        window_steps: int,
+        capacity_blocks: int,
+        on_failure: Callable[[StoredRun, Exception], None],
     ) -> None:
         self._store = store
         self._window_steps = window_steps
         self._capacity_blocks = capacity_blocks
-        self._metrics = metrics
-        self._remembered: OrderedDict[int, _Remembered] = OrderedDict()
+        self._on_failure = on_failure
+        self._kept: OrderedDict[int, Stood] = OrderedDict()
         self._blocks = 0
 
-    def after_commit(self, results: Sequence[Absorbed]) -> None:
-        """Keep what is remembered in step with what was just stored."""
-        for result in results:
-            kept = self._remembered.get(result.run_id)
-            if kept is None:
-                continue
-            if result.appended is None or result.version != kept.version + 1:
-                self._forget(result.run_id)
-                continue
-            tail = [*kept.tail, *result.appended]
-            self._remember(result.run_id, result.version, list(window(tail, window_steps=self._window_steps)))
-
     async def of(self, run: StoredRun) -> Standing:
-        """One run's standing, at the version it has in the database.
+        """One run's standing, at the version it has in the database or a later one.
 
         Raises:
             NoiseScaleError: Its data cannot be evaluated.
         """
-        kept = self._remembered.get(run.id)
-        if kept is None or kept.version < run.version:
-            version, tail = await self._store.tail(run.id)
-            kept = self._remember(run.id, version, tail)
-        self._remembered.move_to_end(run.id)
-        if kept.standing is None:
-            kept.standing = standing_of(kept.tail, run.info, window_steps=self._window_steps)
-        return kept.standing
+        async for stood in self.at({run.id: run.version}):
+            if isinstance(stood.standing, Exception):
+                raise stood.standing
+            return stood.standing
+        raise NoiseScaleError(f"run {run.name} was removed while it was asked for")
 
     async def of_all(self, runs: Sequence[StoredRun]) -> list[tuple[StoredRun, Standing]]:
-        """Many runs' standings; one that cannot be evaluated is left out, counted and logged."""
-        found: list[tuple[StoredRun, Standing]] = []
-        began = time.monotonic()
-        for run in runs:
-            try:
-                found.append((run, await self.of(run)))
-            except (NoiseScaleError, ArithmeticError, ValueError) as error:
-                # One run's bad data must not take the others off the page.
-                self._metrics.bad_runs.inc()
-                _log.error("run left out", run=run.name, error=f"{type(error).__name__}: {error}"[:500])
-            if time.monotonic() - began > 0.02:  # let waiting requests in between
+        """Many runs' standings, in the same order; one that cannot be evaluated is left out and told of."""
+        found: dict[int, tuple[StoredRun, Standing]] = {}
+        async for stood in self.at({run.id: run.version for run in runs}):
+            if isinstance(stood.standing, Exception):
+                self._on_failure(stood.run, stood.standing)
+            else:
+                found[stood.run.id] = stood.run, stood.standing
+        return [found[run.id] for run in runs if run.id in found]
+
+    async def at(self, versions: Mapping[int, int]) -> AsyncIterator[Stood]:
+        """How runs stand, each at this version or a later one; in any order, and without those that are gone.
+
+        Between any two runs other requests get their turn.
+        """
+        stale: list[int] = []
+        for run_id, version in versions.items():
+            kept = self._kept.get(run_id)
+            if kept is not None and kept.run.version >= version:
+                self._kept.move_to_end(run_id)
+                yield kept
+            else:
+                stale.append(run_id)
+        remaining = iter(stale)
+        while chunk := list(islice(remaining, _RUNS_PER_READ)):
+            before = {run_id: self._kept.get(run_id) for run_id in chunk}
+            known = {run_id: _known(kept) for run_id, kept in before.items()}
+            for change in await self._store.changes(known):
+                yield self._remember(self._applied(before[change.run.id], change))
                 await asyncio.sleep(0)
-                began = time.monotonic()
-        return found
 
-    def _remember(self, run_id: int, version: int, tail: list[Block]) -> _Remembered:
-        self._forget(run_id)
-        kept = self._remembered[run_id] = _Remembered(version, tail, None)
-        self._blocks += len(tail)
-        while self._blocks > self._capacity_blocks and len(self._remembered) > 1:
-            self._forget(next(iter(self._remembered)))
-        return kept
+    def _applied(self, before: Stood | None, change: Change) -> Stood:
+        try:
+            tail: list[Block] = []
+            if not change.whole and before is not None and isinstance(before.standing, Standing):
+                tail += before.standing.tail
+            for body in change.added:
+                tail += map(_slim, decode(body))
+            standing = standing_of(
+                tail_of(tail, window_steps=self._window_steps),
+                change.run.info,
+                window_steps=self._window_steps,
+            )
+        except Exception as error:  # noqa: BLE001  whatever one run's data does, the others must be told of
+            return Stood(change.run, error)
+        return Stood(change.run, standing)
 
-    def _forget(self, run_id: int) -> None:
-        kept = self._remembered.pop(run_id, None)
-        if kept is not None:
-            self._blocks -= len(kept.tail)
+    def _remember(self, stood: Stood) -> Stood:
+        known = self._kept.pop(stood.run.id, None)
+        if known is not None:
+            self._blocks -= _size(known)
+            if known.run.version > stood.run.version:
+                stood = known  # another request has read later
+        self._kept[stood.run.id] = stood
+        self._blocks += _size(stood)
+        while self._blocks > self._capacity_blocks and len(self._kept) > 1:
+            self._blocks -= _size(self._kept.popitem(last=False)[1])
+        return stood
+
+
+def _known(stood: Stood | None) -> Known | None:
+    """How far a run is known; not at all where that is of no use."""
+    if stood is None or not isinstance(stood.standing, Standing) or not stood.standing.tail:
+        return None
+    return Known(stood.run.version, stood.standing.tail[-1].last_step)
+
+
+def _size(stood: Stood) -> int:
+    # A run without blocks takes some room too.
+    return 1 + (len(stood.standing.tail) if isinstance(stood.standing, Standing) else 0)
+
+
+_SET: set[str] = set()
+
+
+def _slim(block: Block) -> Block:
+    """The same block in less than half the memory: without the record of which fields were given."""
+    for model in (block, *block.sums):
+        object.__setattr__(model, "__pydantic_fields_set__", _SET)
+    return block
 
 
 def state_of(run: StoredRun, *, now: float, grace_s: float) -> RunState:

@@ -1,21 +1,25 @@
 """What is stored, read: runs, and the blocks that no later attempt has superseded."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from sqlalchemy import ColumnElement, Row, func, select
+from sqlalchemy import BigInteger, ColumnElement, Row, and_, column, func, select, values
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from noisescale.blocks import Block
+from noisescale.estimate import window
 from noisescale.wire import RunInfo
 from noisescale_server.absorb import Absorbed, Submission, absorb
 from noisescale_server.admission import RunLimits
 from noisescale_server.database import Database
 from noisescale_server.errors import UnknownRunError
-from noisescale_server.schema import attempts, blocks, runs
+from noisescale_server.schema import attempts, runs, segments
+from noisescale_server.segments import decode
 
-_CHUNK_BLOCKS = 128
+_TAIL_SEGMENTS = (16, 1024)
+"""Segments that are read for a tail at first, and where those do not hold enough steps."""
+
 _MOST_TAIL_BLOCKS = 1024
 """Blocks that a tail holds at most, should they be of very few steps each."""
 
@@ -42,6 +46,36 @@ class StoredRun:
     examples: int
     token: str | None
     groups: str
+    rewritten: int
+    merged_until: int
+    merged_measured_steps: int
+
+
+@dataclass(frozen=True, slots=True)
+class Known:
+    """How far a reader knows a run.
+
+    Attributes:
+        version: The run's, at which it read.
+        last_step: Of the last block that it has.
+    """
+
+    version: int
+    last_step: int
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """A run, and what a reader does not know of it.
+
+    Attributes:
+        added: Bodies of the segments that follow what it knows; or, where `whole`, those of its tail.
+        whole: What it knows of the run is no more, or it knew nothing.
+    """
+
+    run: StoredRun
+    added: list[str]
+    whole: bool
 
 
 class Store:
@@ -119,45 +153,107 @@ class Store:
             found = await connection.execute(query.order_by(attempts.c.attempt))
             return [(row.attempt, row.dropped_blocks) for row in found]
 
-    async def tail(self, run_id: int) -> tuple[int, list[Block]]:
-        """The run's version, and its last blocks, in step order: enough for one window, and no more."""
+    async def live(self, *, reported_since: float) -> list[tuple[int, int]]:
+        """Id and version of every run with a report since this Unix time, in the order of their names."""
+        query = select(runs.c.id, runs.c.version).where(
+            runs.c.last_report_at >= reported_since, *self._seen()
+        )
         async with self._database.reading() as connection:
-            version = (
-                await connection.execute(select(runs.c.version).where(runs.c.id == run_id))
-            ).scalar_one()
-            return version, await self._tail(connection, run_id)
+            found = await connection.execute(query.order_by(runs.c.name))
+            return [(row[0], row[1]) for row in found.all()]
 
-    async def _tail(self, connection: AsyncConnection, run_id: int) -> list[Block]:
-        tail: list[Block] = []
-        measured = 0
-        while len(tail) < _MOST_TAIL_BLOCKS:
-            query = _effective(run_id)
-            if tail:
-                query = query.where(blocks.c.first_step < tail[-1].first_step)
-            query = query.order_by(blocks.c.first_step.desc()).limit(_CHUNK_BLOCKS)
-            chunk = [Block.model_validate_json(body) for body in (await connection.execute(query)).scalars()]
-            tail += chunk
-            measured += sum(block.measured_steps for block in chunk)
-            if len(chunk) < _CHUNK_BLOCKS or measured >= self._window_steps:
+    async def changes(self, known: Mapping[int, Known | None]) -> list[Change]:
+        """Some runs as they are now, all at one moment, with what a reader does not know of them.
+
+        Args:
+            known: How far the reader knows each run that it asks for, by id.
+        """
+        async with self._database.reading() as connection:
+            found = await connection.execute(select(runs).where(runs.c.id.in_(known)))
+            changed = {row.id: _run(row) for row in found}
+            ahead: dict[int, int] = {}
+            for run_id, run in changed.items():
+                before = known[run_id]
+                if before is not None and run.rewritten <= before.version:
+                    ahead[run_id] = before.last_step
+            whole = [run_id for run_id in changed if run_id not in ahead]
+            bodies = await self._ahead(connection, ahead) | await self._tails(connection, whole)
+        return [
+            Change(run, bodies.get(run_id, []), whole=run_id not in ahead) for run_id, run in changed.items()
+        ]
+
+    async def _ahead(self, connection: AsyncConnection, after: Mapping[int, int]) -> dict[int, list[str]]:
+        """Bodies of the segments that lie behind these steps of these runs."""
+        if not after:
+            return {}
+        given = values(column("run", BigInteger), column("step", BigInteger)).data(list(after.items())).cte()
+        query = (
+            select(segments.c.run_id, segments.c.body)
+            .join(given, and_(segments.c.run_id == given.c.run, segments.c.first_step > given.c.step))
+            .where(segments.c.superseded.is_(False))
+            .order_by(segments.c.run_id, segments.c.first_step)
+        )
+        found: dict[int, list[str]] = {}
+        for run_id, body in await connection.execute(query):
+            found.setdefault(run_id, []).append(body)
+        return found
+
+    async def _tails(self, connection: AsyncConnection, run_ids: Sequence[int]) -> dict[int, list[str]]:
+        """Bodies of these runs' last segments: enough for one window."""
+        found: dict[int, list[str]] = {}
+        wanted = list(run_ids)
+        for most in _TAIL_SEGMENTS:
+            if not wanted:
                 break
-        tail.reverse()
-        return tail
+            of_run = segments.alias()
+            start = (
+                select(of_run.c.first_step)
+                .where(of_run.c.run_id == runs.c.id, of_run.c.superseded.is_(False))
+                .order_by(of_run.c.first_step.desc())
+                .offset(most - 1)
+                .limit(1)
+                .scalar_subquery()
+            )
+            query = (
+                select(segments.c.run_id, segments.c.measured_steps, segments.c.body)
+                .join(runs, runs.c.id == segments.c.run_id)
+                .where(runs.c.id.in_(wanted), segments.c.superseded.is_(False))
+                .where(segments.c.first_step >= func.coalesce(start, 0))
+                .order_by(segments.c.run_id, segments.c.first_step)
+            )
+            rows: dict[int, list[Any]] = {}
+            for row in await connection.execute(query):
+                rows.setdefault(row.run_id, []).append(row)
+            found |= {run_id: [row.body for row in of_one] for run_id, of_one in rows.items()}
+            wanted = [
+                run_id
+                for run_id, of_one in rows.items()
+                if len(of_one) == most and sum(row.measured_steps for row in of_one) < self._window_steps
+            ]
+        return found
 
     async def blocks(
         self, run_id: int, *, from_step: int | None = None, to_step: int | None = None
     ) -> list[Block]:
         """The run's blocks in step order, those that cover any of the given steps."""
-        query = _effective(run_id).order_by(blocks.c.first_step)
+        query = select(segments.c.body).where(segments.c.run_id == run_id, segments.c.superseded.is_(False))
         if from_step is not None:
-            query = query.where(blocks.c.last_step >= from_step)
+            query = query.where(segments.c.last_step >= from_step)
         if to_step is not None:
-            query = query.where(blocks.c.first_step <= to_step)
+            query = query.where(segments.c.first_step <= to_step)
         async with self._database.reading() as connection:
-            return [Block.model_validate_json(body) for body in (await connection.execute(query)).scalars()]
+            bodies = (await connection.execute(query.order_by(segments.c.first_step))).scalars().all()
+        return [
+            block
+            for body in bodies
+            for block in decode(body)
+            if (from_step is None or block.last_step >= from_step)
+            and (to_step is None or block.first_step <= to_step)
+        ]
 
-    async def count_blocks(self, run_id: int) -> int:
-        """Rows of one run's blocks, superseded ones included."""
-        query = select(func.count()).select_from(blocks).where(blocks.c.run_id == run_id)
+    async def count_segments(self, run_id: int) -> int:
+        """Rows of one run's segments, superseded ones included."""
+        query = select(func.count()).select_from(segments).where(segments.c.run_id == run_id)
         async with self._database.reading() as connection:
             return (await connection.execute(query)).scalar_one()
 
@@ -166,8 +262,9 @@ class Store:
         await self._database.check()
 
 
-def _effective(run_id: int) -> Any:
-    return select(blocks.c.body).where(blocks.c.run_id == run_id, blocks.c.superseded.is_(False))
+def tail_of(blocks: Sequence[Block], *, window_steps: int) -> Sequence[Block]:
+    """The last blocks, as many as one window needs: the same ones from however many are given."""
+    return window(blocks, window_steps=window_steps)[-_MOST_TAIL_BLOCKS:]
 
 
 def _run(row: Row[Any]) -> StoredRun:
