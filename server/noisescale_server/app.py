@@ -50,6 +50,7 @@ def create_app(settings: Settings | None = None) -> FastAPI:
     )
     app.state.services = services
     add_error_handlers(app)
+    app.router.routes.insert(0, ingest.DirectRoute())
     app.include_router(ingest.router)
     app.include_router(runs.router)
     app.include_router(advice.router, dependencies=[Depends(advice.check_query_names)])

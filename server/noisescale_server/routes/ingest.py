@@ -5,14 +5,17 @@ from typing import Any
 
 from fastapi import APIRouter, Request, Response
 from pydantic import ValidationError
+from starlette.routing import Match, Route
+from starlette.types import Scope
 
 from noisescale.errors import SchemaVersionError
 from noisescale.wire import SCHEMA_VERSION, BlocksAccepted, BlocksReport, ErrorBody
 from noisescale_server.api_errors import ApiError
 from noisescale_server.bodies import read_body
-from noisescale_server.services import Writer
+from noisescale_server.services import Writer, services_of
 
 router = APIRouter(tags=["reports"])
+PATH = "/v1/runs/{run}/blocks"
 
 _NAME = re.compile(r"[A-Za-z0-9._-]{1,128}")
 
@@ -60,7 +63,7 @@ _REFUSALS: dict[int | str, dict[str, Any]] = {
 
 
 @router.post(
-    "/v1/runs/{run}/blocks",
+    PATH,
     response_model=BlocksAccepted,
     responses=_REFUSALS,
     openapi_extra={
@@ -93,6 +96,27 @@ async def post_blocks(run: str, request: Request, services: Writer) -> Response:
     report = parse_report(body)
     accepted = await services.commits.submit(run, report, token=services.grant.id)
     return Response(accepted.model_dump_json(), media_type="application/json")
+
+
+class DirectRoute(Route):
+    """The same endpoint, without what FastAPI does for endpoints in general, which costs more than its work.
+
+    To be put before all other routes; FastAPI's own stays for the OpenAPI document.
+    """
+
+    def __init__(self) -> None:
+        super().__init__(PATH, _post_blocks, methods=["POST"])
+
+    def matches(self, scope: Scope) -> tuple[Match, Scope]:
+        """Whether a request is for it; says so where FastAPI's routes do."""
+        match, child_scope = super().matches(scope)
+        child_scope["route"] = self
+        return match, child_scope
+
+
+async def _post_blocks(request: Request) -> Response:
+    services = await services_of(request).require("write", request)
+    return await post_blocks(request.path_params["run"], request, services)
 
 
 def parse_report(body: bytes) -> BlocksReport:
