@@ -91,6 +91,10 @@ class Tally:
     mean_inverse: float
 
 
+NO_TALLY = Tally(0, 0, inverse_count=0.0, mean_inverse=0.0)
+"""Of a rank that has no sample."""
+
+
 @dataclass(slots=True)
 class _Forwards:
     micro_batches: int = 0

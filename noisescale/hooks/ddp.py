@@ -26,8 +26,9 @@ from torch.optim import Optimizer
 from noisescale.blocks import BatchUnit
 from noisescale.errors import CommHookTakenError, InvalidInputError, UnsupportedModelError
 from noisescale.hooks.assembly import assemble, trainable
-from noisescale.hooks.counting import BatchCounter, Count, Tally, count_by
+from noisescale.hooks.counting import NO_TALLY, Count, Tally
 from noisescale.hooks.destinations import ReportTo
+from noisescale.hooks.forwards import Forwards
 from noisescale.hooks.geometry.halves import half_sign
 from noisescale.hooks.geometry.sampled import DEFAULT_EVERY, GeometryChoice
 from noisescale.hooks.groups import Groups, LayerGroups
@@ -119,8 +120,7 @@ class NoiseScaleState:
         self._options = options
         self._group: dist.ProcessGroup | None = group
         self._model = weakref.ref(model)
-        self._counter = BatchCounter()
-        self._counted = False
+        self._forwards: Forwards | None = Forwards(built.measuring, options)
         self._reports = built.reports
         self._slot: Slot | None = None
         self._carried: Tensor | None = None
@@ -214,7 +214,7 @@ class NoiseScaleState:
         return dist.all_reduce(buffer, group=self._group, async_op=True).get_future()
 
     def _begin_pass(self) -> None:
-        tally = self._counter.take()
+        tally = self._forwards.take() if self._forwards is not None else NO_TALLY
         self._divisor = self._size_to_divide_by(tally)
         self._passes_since_step += 1
         self._probed = False
@@ -224,10 +224,7 @@ class NoiseScaleState:
         self._slot = slot
         if slot is not None and slot.measuring:
             slot.carried = self._carried
-            scale = getattr(self._options.grad_scaler, "_scale", None)
-            if isinstance(scale, Tensor):
-                # Cloned, for the scaler changes it in place before the squares are read.
-                slot.unscale = scale.detach().clone().double().square().reciprocal()
+            slot.unscale = self._options.unscale()
         self._carried = None
 
     def _size_to_divide_by(self, tally: Tally) -> int:
@@ -302,18 +299,8 @@ class NoiseScaleState:
             self._measuring.fail(error)
 
     def _before_forward(self, module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        if not torch.is_grad_enabled() or self._measuring is None or self._measuring.stopped:
-            return
-        try:
-            counted = count_by(self._options.count, args, kwargs, batch_unit=self._options.batch_unit)
-        except Exception as error:
-            if not self._counted:
-                raise  # nothing has been trained yet: the one time when an error does no harm
-            self._measuring.fail(error)
-            return
-        self._counted = True
-        self._counter.add(counted, training=module.training)
-        if self._micro_batches is not None and (module.training or self._counter.only_evaluates):
+        counted = self._forwards.count(module, args, kwargs) if self._forwards is not None else None
+        if counted is not None and self._measuring is not None and self._micro_batches is not None:
             try:
                 if self._measuring.decide():
                     self._micro_batches.watch(self._measuring.geometry)
@@ -366,7 +353,7 @@ class NoiseScaleState:
         self._groups = LayerGroups()
         self._options = Options()
         self._slot = None
-        self._counter = BatchCounter()
+        self._forwards = None
         self._reports = False
         self._handles = []
         self._divisor = 1

@@ -19,6 +19,7 @@ from noisescale.errors import UnsupportedModelError
 from noisescale.hooks.assembly import assemble
 from noisescale.hooks.options import Options
 from noisescale.hooks.stepwise import StepwiseCapture
+from noisescale.hooks.uncopied import UncopiedHook
 
 NORM_LAYERS = (nn.LayerNorm, nn.RMSNorm, nn.GroupNorm)
 
@@ -91,7 +92,7 @@ class NormLayerSquares:
         del geometry  # none is measured at these layers
         if not self._handles:
             self._begin()
-            self._handles = [layer.register_forward_hook(_Forward(self)) for layer in self._layers]
+            self._handles = [layer.register_forward_hook(UncopiedHook(self, "saw")) for layer in self._layers]
 
     def unwatch(self) -> None:
         """Take the hooks off, and forget."""
@@ -113,8 +114,9 @@ class NormLayerSquares:
         self.unwatch()
         return torch.zeros(1, dtype=torch.float64) if total is None else total.reshape(1)
 
-    def saw(self, layer: nn.Module, inputs: Tensor, output: Tensor) -> None:
+    def saw(self, layer: nn.Module, args: tuple[Tensor, ...], output: Tensor) -> None:
         """One use of a layer in a forward pass."""
+        inputs = args[0]
         if not (self._handles and output.requires_grad):
             return
         try:
@@ -147,23 +149,6 @@ class NormLayerSquares:
         self._rows = {}
         self._total = None
         self._count = 0
-
-
-class _Forward:
-    """A forward hook that a copied or pickled model loses."""
-
-    def __init__(self, squares: NormLayerSquares | None) -> None:
-        self._squares = squares
-
-    def __call__(self, layer: nn.Module, args: tuple[Tensor, ...], output: Tensor) -> None:
-        if self._squares is not None:
-            self._squares.saw(layer, args[0], output)
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return _Forward, (None,)
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> "_Forward":
-        return _Forward(None)
 
 
 def _per_example(layer: nn.Module, inputs: Tensor, gradient: Tensor) -> Iterator[tuple[int, Tensor]]:

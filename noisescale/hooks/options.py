@@ -4,6 +4,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from torch import Tensor
+
 from noisescale.blocks import BatchUnit
 from noisescale.errors import InvalidInputError
 from noisescale.hooks.counting import Count
@@ -37,6 +39,14 @@ class Options:
     groups: Groups = None
     geometry: GeometryChoice = "euclidean"
     geometry_every: int = DEFAULT_EVERY
+
+    def unscale(self) -> Tensor | None:
+        """What squares of gradients are multiplied by to undo the loss scale of now; None for nothing.
+
+        A 0-d float64 tensor, cloned, for the scaler changes its scale in place before squares are read.
+        """
+        scale = getattr(self.grad_scaler, "_scale", None)
+        return scale.detach().clone().double().square().reciprocal() if isinstance(scale, Tensor) else None
 
     def __post_init__(self) -> None:
         _one_of("batch_unit", self.batch_unit, ("examples", "tokens"))

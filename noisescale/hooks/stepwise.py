@@ -15,7 +15,7 @@ from torch.optim import Optimizer
 
 from noisescale.errors import UnsupportedModelError
 from noisescale.hooks.assembly import Assembly
-from noisescale.hooks.counting import BatchCounter, count_by
+from noisescale.hooks.forwards import Forwards
 from noisescale.hooks.geometry.sampled import GeometryStep
 from noisescale.hooks.groups import LayerGroups
 from noisescale.hooks.monitor import Monitor
@@ -23,6 +23,7 @@ from noisescale.hooks.norms import square_norm
 from noisescale.hooks.optimizers import learning_rate_of
 from noisescale.hooks.options import Options
 from noisescale.hooks.publish import Slot
+from noisescale.hooks.uncopied import UncopiedHook
 
 PATIENCE_STEPS = 20
 """Optimizer steps of one sample each after which it is said that nothing can be measured."""
@@ -175,17 +176,16 @@ class StepwiseCapture:
         self._measuring = built.measuring
         self._reporter = built.reporter
         self._replicas = replicas
-        self._counter = BatchCounter()
-        self._counted = False
+        self._forwards = Forwards(built.measuring, options)
         self._alone = 0
         self._squares = squares
         self._sums = SumSquares(
             summed, groups=built.groups, on_error=built.measuring.fail, also=self._also_in_geometries
         )
         self._handles: list[Any] = [
-            model.register_forward_pre_hook(_Call(self, "_before_forward"), with_kwargs=True),
-            built.optimizer.register_step_pre_hook(_Call(self, "_before_step")),
-            built.optimizer.register_step_post_hook(_Call(self, "_after_step")),
+            model.register_forward_pre_hook(UncopiedHook(self, "_before_forward"), with_kwargs=True),
+            built.optimizer.register_step_pre_hook(UncopiedHook(self, "_before_step")),
+            built.optimizer.register_step_post_hook(UncopiedHook(self, "_after_step")),
         ]
         self.monitor = Monitor(self, built.reporter, run=built.run, attempt=built.attempt)
 
@@ -211,19 +211,8 @@ class StepwiseCapture:
         self._handles = []
 
     def _before_forward(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        if not torch.is_grad_enabled() or self._measuring.stopped:
-            return
-        options = self._options
-        try:
-            counted = count_by(options.count, args, kwargs, batch_unit=options.batch_unit)
-        except Exception as error:
-            if not self._counted:
-                raise  # nothing has been trained yet: the one time when an error does no harm
-            self._measuring.fail(error)
-            return
-        self._counted = True
-        self._counter.add(counted, training=module.training)
-        if not (module.training or self._counter.only_evaluates):
+        counted = self._forwards.count(module, args, kwargs)
+        if counted is None:
             return
         try:
             if self._measuring.decide():
@@ -234,7 +223,7 @@ class StepwiseCapture:
             self._measuring.fail(error)
 
     def _before_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
-        tally = self._counter.take()
+        tally = self._forwards.take()
         slot = self._measuring.begin_pass(tally, divisor=self._measuring.world_size)
         if slot is None:
             self._unwatch()
@@ -248,10 +237,7 @@ class StepwiseCapture:
         self._watch_for_accumulation(self._measuring.sampling.samples(tally))
 
     def _take(self, slot: Slot) -> None:
-        scale = getattr(self._options.grad_scaler, "_scale", None)
-        if isinstance(scale, Tensor):
-            # Still the one of the backward passes; cloned, for the scaler changes it in place.
-            slot.unscale = scale.detach().clone().double().square().reciprocal()
+        slot.unscale = self._options.unscale()  # still the one of the backward passes
         slot.cost_s += self._squares.cost_s + self._sums.cost_s
         sampled = self._squares.sampled
         slot.local_squares[0] = self._squares.take(micro_batches=slot.tally.micro_batches)
@@ -284,24 +270,6 @@ class StepwiseCapture:
             if self._alone == PATIENCE_STEPS:
                 self._reporter.refuse(NO_ACCUMULATION)
                 self._measuring.leave()
-
-
-class _Call:
-    """A hook that keeps its capture alive, and does nothing on a copied or pickled model."""
-
-    def __init__(self, capture: StepwiseCapture | None, method: str) -> None:
-        self._capture = capture
-        self._method = method
-
-    def __call__(self, *arguments: Any) -> None:
-        if self._capture is not None:
-            getattr(self._capture, self._method)(*arguments)
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return _Call, (None, self._method)
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> "_Call":
-        return _Call(None, self._method)
 
 
 def group_of_ranks(ranks: Sequence[int]) -> dist.ProcessGroup:

@@ -289,7 +289,7 @@ def failing_job(rank: Rank, *, where: str, at_rank: int) -> tuple[bool, list[str
         "micro_batches.square_norm",
         "micro_batches.half_sign",
         "stepwise.square_norm",
-        "stepwise.count_by",
+        "forwards.count_by",
         "stepwise.learning_rate_of",
     ],
 )

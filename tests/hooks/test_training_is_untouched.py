@@ -127,8 +127,8 @@ def failing_job(rank: Rank, *, where: str, at_rank: int) -> tuple[bool, list[str
     [
         ("groups.square_norm", 0),
         ("groups.square_norm", 1),
-        ("ddp.count_by", 0),
-        ("ddp.count_by", 1),
+        ("forwards.count_by", 0),
+        ("forwards.count_by", 1),
         ("ddp.learning_rate_of", 0),  # the other ranks do not read it
     ],
 )
