@@ -34,7 +34,6 @@ _MISS_REFRESH_S = 1.0
 
 _LOAD_TIMEOUT_S = 5.0
 _LIMITED = re.compile(r"([A-Za-z0-9._-]{1,128})\*:(.+)", re.DOTALL)
-_SHORT = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,15 +180,6 @@ def any_active(settings: Settings, made: Sequence[StoredToken]) -> bool:
     """Whether any token opens anything now."""
     now = time.time()
     return bool(_of_settings(settings)) or any(token.is_active(now=now) for token in made)
-
-
-def short_tokens(settings: Settings) -> list[str]:
-    """The settings that hold a token which is short enough to be guessed."""
-    return [
-        f"{scope}_tokens"
-        for scope, token in _tokens(settings)
-        if len(_parted(token.get_secret_value())[1]) < _SHORT
-    ]
 
 
 def _of_settings(settings: Settings) -> list[tuple[str, Grant, float | None]]:

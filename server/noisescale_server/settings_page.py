@@ -1,10 +1,9 @@
 """The page that documents every setting, from the settings model: docs/settings.md is this page."""
 
 import json
-from collections.abc import Iterator, Mapping
-from difflib import get_close_matches
+from collections.abc import Iterator
 
-from noisescale_server.settings import ENV_PREFIX, Settings, is_secret, variable_of
+from noisescale_server.settings import Settings, is_secret, variable_of
 
 _HEAD = """\
 # Settings
@@ -40,22 +39,3 @@ def current(settings: Settings) -> dict[str, object]:
         else getattr(settings, name)
         for name, field in Settings.model_fields.items()
     }
-
-
-def near_misses(environment: Mapping[str, str]) -> dict[str, str]:
-    """Variables that look like a misspelled setting, each with the one it may have meant.
-
-    Others that start like ours are no business of the server: the client has some, and Kubernetes makes
-    some for a Service of that name.
-    """
-    known = {variable_of(name) for name in Settings.model_fields}
-    known |= {
-        f"{variable_of(name)}_FILE" for name, field in Settings.model_fields.items() if is_secret(field)
-    }
-    found: dict[str, str] = {}
-    for variable in environment:
-        if variable.startswith(ENV_PREFIX) and variable not in known:
-            near = get_close_matches(variable, known, n=1, cutoff=0.9)
-            if near:
-                found[variable] = near[0]
-    return found

@@ -153,6 +153,13 @@ class Store:
             found = await connection.execute(query.order_by(attempts.c.attempt))
             return [(row.attempt, row.dropped_blocks) for row in found]
 
+    async def restarts(self, run_id: int) -> list[tuple[int, int]]:
+        """Of each attempt after the first that has blocks: which one it is, and its first step."""
+        query = select(attempts.c.first_step).where(attempts.c.run_id == run_id)
+        async with self._database.reading() as connection:
+            found = (await connection.execute(query.order_by(attempts.c.attempt))).scalars().all()
+        return [(place, step) for place, step in enumerate(found, start=1) if place > 1 and step is not None]
+
     async def live(self, *, reported_since: float) -> list[tuple[int, int]]:
         """Id and version of every run with a report since this Unix time, in the order of their names."""
         query = select(runs.c.id, runs.c.version).where(
