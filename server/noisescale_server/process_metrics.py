@@ -71,6 +71,11 @@ class ProcessMetrics:
         self.bad_runs = Counter(
             "noisescale_server_bad_runs",
             "Times a run was left out of an answer because its data could not be evaluated.",
+            registry=self.registry,
+        )
+        self.run_left_out = Counter(
+            "noisescale_server_run_left_out",
+            "The same, by run; not there before the first time.",
             ["run_id"],
             registry=self.registry,
         )
@@ -86,4 +91,5 @@ class ProcessMetrics:
                 run = "other"
             else:
                 self._bad_runs_named.add(run)
-        self.bad_runs.labels(run).inc()
+        self.bad_runs.inc()
+        self.run_left_out.labels(run).inc()
