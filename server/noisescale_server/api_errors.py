@@ -1,7 +1,7 @@
 """Errors in HTTP: every 4xx and 5xx answer is a noisescale.wire.ErrorBody, and never repeats the input."""
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any
 
 import structlog
@@ -70,13 +70,21 @@ class ApiError(Exception):
 
 def add_error_handlers(app: FastAPI) -> None:
     """Make every error an ErrorBody."""
-    app.add_exception_handler(ApiError, _api_error)
-    app.add_exception_handler(NoiseScaleError, _domain_error)
-    app.add_exception_handler(RequestValidationError, _request_invalid)
-    app.add_exception_handler(ValidationError, _request_invalid)
-    app.add_exception_handler(SQLAlchemyError, _database_error)
-    app.add_exception_handler(HTTPException, _http_error)
+    for kind, handler in _handlers():
+        app.add_exception_handler(kind, handler)
     app.add_exception_handler(Exception, _unexpected)
+
+
+async def error_answer(request: Request, error: Exception) -> Response:
+    """The answer that an error is for a request that FastAPI does not see.
+
+    Raises:
+        Exception: The error itself, where it was not expected.
+    """
+    for kind, handler in _handlers():
+        if isinstance(error, kind):
+            return await handler(request, error)
+    raise error
 
 
 def error_response(status: int, detail: ErrorDetail, headers: Mapping[str, str] | None = None) -> Response:
@@ -156,4 +164,15 @@ async def _unexpected(_: Request, error: Exception) -> Response:
     _log.exception("request failed", exc_info=error)
     return error_response(
         500, ErrorDetail(code="internal", message="the server failed at this; its log has the reason")
+    )
+
+
+def _handlers() -> tuple[tuple[type[Exception], Callable[[Request, Exception], Awaitable[Response]]], ...]:
+    return (
+        (ApiError, _api_error),
+        (NoiseScaleError, _domain_error),
+        (RequestValidationError, _request_invalid),
+        (ValidationError, _request_invalid),
+        (SQLAlchemyError, _database_error),
+        (HTTPException, _http_error),
     )

@@ -5,17 +5,18 @@ from typing import Any
 
 from fastapi import APIRouter, Request, Response
 from pydantic import ValidationError
-from starlette.routing import Match, Route
-from starlette.types import Scope
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from noisescale.errors import SchemaVersionError
 from noisescale.wire import SCHEMA_VERSION, BlocksAccepted, BlocksReport, ErrorBody
-from noisescale_server.api_errors import ApiError
+from noisescale_server.api_errors import ApiError, error_answer
 from noisescale_server.bodies import read_body
 from noisescale_server.services import Writer, services_of
 
 router = APIRouter(tags=["reports"])
 PATH = "/v1/runs/{run}/blocks"
+
+_BEFORE_RUN, _AFTER_RUN = PATH.split("{run}")
 
 _NAME = re.compile(r"[A-Za-z0-9._-]{1,128}")
 
@@ -98,25 +99,44 @@ async def post_blocks(run: str, request: Request, services: Writer) -> Response:
     return Response(accepted.model_dump_json(), media_type="application/json")
 
 
-class DirectRoute(Route):
-    """The same endpoint, without what FastAPI does for endpoints in general, which costs more than its work.
+_ROUTE = router.routes[-1]
 
-    To be put before all other routes; FastAPI's own stays for the OpenAPI document.
+
+class DirectIngest:
+    """Wraps an application: reports are answered here, by the same function.
+
+    What FastAPI and Starlette do for endpoints in general costs more than a report's own work. The route
+    that is left out stays for the OpenAPI document, and for every method but POST.
     """
 
-    def __init__(self) -> None:
-        super().__init__(PATH, _post_blocks, methods=["POST"])
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
 
-    def matches(self, scope: Scope) -> tuple[Match, Scope]:
-        """Whether a request is for it; says so where FastAPI's routes do."""
-        match, child_scope = super().matches(scope)
-        child_scope["route"] = self
-        return match, child_scope
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Take in a report, or pass the request on."""
+        run = _reported_run(scope)
+        if run is None:
+            await self._app(scope, receive, send)
+            return
+        scope["route"] = _ROUTE
+        request = Request(scope, receive)
+        try:
+            services = await services_of(request).require("write", request)
+            response = await post_blocks(run, request, services)
+        except Exception as error:  # noqa: BLE001  what is not an answer is raised again
+            response = await error_answer(request, error)
+        await response(scope, receive, send)
 
 
-async def _post_blocks(request: Request) -> Response:
-    services = await services_of(request).require("write", request)
-    return await post_blocks(request.path_params["run"], request, services)
+def _reported_run(scope: Scope) -> str | None:
+    """The run that a request reports on; None where it is another request."""
+    if scope["type"] != "http" or scope["method"] != "POST":
+        return None
+    path: str = scope["path"]
+    if not (path.startswith(_BEFORE_RUN) and path.endswith(_AFTER_RUN)):
+        return None
+    run = path[len(_BEFORE_RUN) : -len(_AFTER_RUN)]
+    return run if run and "/" not in run else None
 
 
 def parse_report(body: bytes) -> BlocksReport:
