@@ -30,6 +30,8 @@ from noisescale_server.errors import (
 
 _log = structlog.get_logger(__name__)
 _SHOWN_PROBLEMS = 5
+_FREE_NAMES = ("labels", "versions")
+"""What these hold has names that the sender chose."""
 
 _DOMAIN: tuple[tuple[type[NoiseScaleError], int, str], ...] = (
     (UnknownRunError, 404, "unknown_run"),
@@ -72,7 +74,6 @@ def add_error_handlers(app: FastAPI) -> None:
     """Make every error an ErrorBody."""
     for kind, handler in _handlers():
         app.add_exception_handler(kind, handler)
-    app.add_exception_handler(Exception, _unexpected)
 
 
 async def error_answer(request: Request, error: Exception) -> Response:
@@ -100,14 +101,25 @@ def validation_detail(problems: Sequence[Any]) -> ErrorDetail:
     said: list[str] = []
     fields: list[str] = []
     for problem in problems[:_SHOWN_PROBLEMS]:
-        where = ".".join(str(part) for part in problem["loc"] if part not in ("body", "query", "path"))
-        fields.append(where[:200])
+        where = _place(problem["loc"])
+        fields.append(where)
         message = re.sub(r"^Value error, ", "", problem["msg"])
-        said.append(f"{where[:200]}: {message[:300]}" if where else message[:300])
+        said.append(f"{where}: {message[:300]}" if where else message[:300])
     more = len(problems) - len(said)
     if more > 0:
         said.append(f"and {more} more")
     return ErrorDetail(code="invalid_input", message="; ".join(said), fields=fields)
+
+
+def _place(loc: Sequence[str | int]) -> str:
+    """Where in an input something is wrong, without what the sender named."""
+    parts: list[str] = []
+    for part in loc:
+        if part in _FREE_NAMES:
+            return ".".join([*parts, str(part)])
+        if part not in ("body", "query", "path"):
+            parts.append(str(part))
+    return ".".join(parts)[:200]
 
 
 async def _api_error(_: Request, error: Exception) -> Response:
@@ -160,8 +172,8 @@ async def _http_error(request: Request, error: Exception) -> Response:
     )
 
 
-async def _unexpected(_: Request, error: Exception) -> Response:
-    _log.exception("request failed", exc_info=error)
+def internal_error() -> Response:
+    """The answer where the server itself is at fault."""
     return error_response(
         500, ErrorDetail(code="internal", message="the server failed at this; its log has the reason")
     )

@@ -12,7 +12,7 @@ from fastapi.openapi.utils import get_openapi
 from noisescale.wire import BlocksReport
 from noisescale_server.api_errors import add_error_handlers
 from noisescale_server.observe import Observe
-from noisescale_server.routes import advice, health, ingest, metrics, runs, web
+from noisescale_server.routes import advice, docs, health, ingest, metrics, runs, web
 from noisescale_server.services import build_services
 from noisescale_server.settings import Settings
 from noisescale_server.web.sign_in import SignedIn
@@ -51,6 +51,8 @@ def create_app(settings: Settings | None = None) -> FastAPI:
         version=version("noisescale"),
         license_info={"name": "Apache-2.0", "identifier": "Apache-2.0"},
         lifespan=lifespan,
+        docs_url=None,  # FastAPI's load scripts from elsewhere; see routes.docs
+        redoc_url=None,
     )
     app.state.services = services
     add_error_handlers(app)
@@ -59,10 +61,12 @@ def create_app(settings: Settings | None = None) -> FastAPI:
     app.include_router(advice.router, dependencies=[Depends(advice.check_query_names)])
     app.include_router(metrics.router)
     app.include_router(health.router)
+    app.include_router(docs.router)
     app.include_router(web.router)
-    app.add_middleware(SignedIn)
+    # The last one is the outermost: Observe sees the scope that the router writes its route into.
     app.add_middleware(ingest.DirectIngest)
     app.add_middleware(Observe, metrics=services.metrics)
+    app.add_middleware(SignedIn)
     app.openapi = lambda: _openapi(app)  # type: ignore[method-assign]  # FastAPI's documented way to extend it
     return app
 

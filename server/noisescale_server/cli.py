@@ -15,6 +15,7 @@ from noisescale_server.app import create_app
 from noisescale_server.auth import any_active
 from noisescale_server.commands import settings as settings_command
 from noisescale_server.commands import token as token_command
+from noisescale_server.connections import LimitedHttp
 from noisescale_server.database import Database
 from noisescale_server.errors import StartError
 from noisescale_server.logs import configure_logs
@@ -75,6 +76,8 @@ def serve(
             create_app(settings),
             host=host,
             port=port,
+            http=LimitedHttp,
+            ws="none",
             log_config=None,
             access_log=False,
             server_header=False,

@@ -1,4 +1,4 @@
-"""Middleware: a request id in every log and answer, and every request measured."""
+"""Middleware: a request id in every log and answer, every request measured, and no error left to others."""
 
 import time
 import uuid
@@ -7,13 +7,11 @@ from typing import Any
 import structlog
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from noisescale_server.api_errors import internal_error
 from noisescale_server.process_metrics import ProcessMetrics
+from noisescale_server.security_headers import secured
 
-_HEADERS = (
-    (b"x-content-type-options", b"nosniff"),
-    (b"referrer-policy", b"no-referrer"),
-    (b"x-frame-options", b"DENY"),
-)
+_log = structlog.get_logger(__name__)
 
 
 class Observe:
@@ -29,23 +27,29 @@ class Observe:
             await self._app(scope, receive, send)
             return
         request_id = uuid.uuid4().hex[:16]
-        status = 500
+        status: int | None = None
         started = time.perf_counter()
 
         async def sending(message: Message) -> None:
             nonlocal status
             if message["type"] == "http.response.start":
                 status = message["status"]
-                extra: list[tuple[bytes, bytes]] = [*_HEADERS, (b"x-request-id", request_id.encode())]
-                message = {**message, "headers": [*message.get("headers", ()), *extra]}
+                headers = secured(message.get("headers", ()), scheme=scope["scheme"])
+                headers.append((b"x-request-id", request_id.encode()))
+                message = {**message, "headers": headers}
             await send(message)
 
         with structlog.contextvars.bound_contextvars(request_id=request_id):
             try:
                 await self._app(scope, receive, sending)
+            except Exception as error:
+                _log.exception("request failed", route=_route(scope), exc_info=error)
+                if status is not None:
+                    raise  # half an answer is out; only cutting the connection tells that it is not whole
+                await internal_error()(scope, receive, sending)
             finally:
                 route = _route(scope)
-                self._metrics.requests.labels(_method(scope["method"]), route, str(status)).inc()
+                self._metrics.requests.labels(_method(scope["method"]), route, str(status or 500)).inc()
                 self._metrics.request_seconds.labels(route).observe(time.perf_counter() - started)
 
 

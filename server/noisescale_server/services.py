@@ -11,6 +11,7 @@ from noisescale_server.auth import EVERYBODY, Grant, Tokens
 from noisescale_server.bad_runs import BadRuns
 from noisescale_server.commits import Commits
 from noisescale_server.database import Database
+from noisescale_server.limits import RequestRates
 from noisescale_server.process_metrics import ProcessMetrics
 from noisescale_server.scrapes import RunsPage
 from noisescale_server.settings import Settings
@@ -34,6 +35,7 @@ class Services:
     standings: Standings
     runs_page: RunsPage
     tokens: Tokens
+    rates: RequestRates
     metrics: ProcessMetrics
     grant: Grant = EVERYBODY
 
@@ -41,10 +43,11 @@ class Services:
         """Let a request pass, or not; the parts as it may see them.
 
         Raises:
-            ApiError: 401: its token is missing or wrong. 403: it allows less.
+            ApiError: 401: its token is missing or wrong. 403: it allows less. 429: it came too often.
         """
         grant = await self.tokens.grant(request.headers.get("authorization"))
-        if grant is None:
+        self.rates.take(address_of(request) if grant is None or grant.id is None else grant.id)
+        if grant is None or (grant.id is None and not grant.allows(scope)):
             raise ApiError(
                 401,
                 "unauthorized",
@@ -73,6 +76,20 @@ class Services:
                 "forbidden",
                 f"this token may write only runs whose names start with {self.grant.prefix!r}",
                 fields=["run"],
+            )
+
+    def require_all_runs(self) -> None:
+        """Let a request see what is of all runs together, or not.
+
+        Raises:
+            ApiError: 403: its token is for some runs.
+        """
+        if self.grant.prefix:
+            raise ApiError(
+                403,
+                "forbidden",
+                f"this is of all runs, and the token is for those whose names start with "
+                f"{self.grant.prefix!r} alone",
             )
 
 
@@ -107,6 +124,7 @@ def build_services(settings: Settings) -> Services:
         standings=standings,
         runs_page=RunsPage(standings, on_failure=bad_runs.tell),
         tokens=Tokens(settings, TokenTable(database)),
+        rates=RequestRates(per_s=settings.max_requests_per_s),
         metrics=metrics,
     )
 
@@ -115,6 +133,11 @@ def services_of(request: Request) -> Services:
     """The application's parts."""
     services: Services = request.app.state.services
     return services
+
+
+def address_of(request: Request) -> str:
+    """Where a request comes from, as far as a proxy that is trusted says."""
+    return request.client.host if request.client is not None else ""
 
 
 async def _reader(request: Request) -> Services:

@@ -91,6 +91,12 @@ class Settings(BaseSettings):
         description="Runs that the database may hold of one token: those that were first reported with it. "
         "All tokens of one scope and prefix that are set by variable count as one.",
     )
+    max_requests_per_s: float = Field(
+        default=2000.0,
+        ge=0,
+        description="Requests that one token, or one address without a token, may make in a second at each "
+        "process, and twice as many at once; further ones are answered 429 with Retry-After. 0: any number.",
+    )
     max_groups: int = Field(
         default=320, ge=1, description="Layer groups times geometries that one run may report."
     )

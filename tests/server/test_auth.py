@@ -88,7 +88,7 @@ def test_browsers_and_open_reading(tmp_path: Path) -> None:
         assert server.post("/v1/runs/a/blocks", BODY, Authorization=basic).status == 403
     with running_server(tmp_path / "b", write_tokens="secret-secret-1234", open_reading="true") as server:
         assert server.get("/v1/runs").status == 200
-        assert server.post("/v1/runs/a/blocks", BODY).status == 403
+        assert server.post("/v1/runs/a/blocks", BODY).status == 401
 
 
 def test_signing_in_at_the_page(tmp_path: Path) -> None:

@@ -26,6 +26,7 @@ async def get_metrics(request: Request, services: Reader) -> Response:
 
 @router.get("/metrics/process", response_class=Response, responses=_TEXT)
 async def get_process_metrics(request: Request, services: Reader) -> Response:
-    """This server process: requests, latencies, commits, memory."""
+    """This server process: requests, latencies, commits, memory. Not for tokens of some runs alone."""
+    services.require_all_runs()
     encoder, content_type = choose_encoder(request.headers.get("accept", ""))
     return Response(encoder(services.metrics.registry), headers={"Content-Type": content_type})

@@ -16,7 +16,7 @@ from noisescale_server.api_errors import ApiError, validation_detail
 from noisescale_server.bodies import read_body
 from noisescale_server.errors import UnknownRunError
 from noisescale_server.routes.runs import RunName
-from noisescale_server.services import Reader, Services, services_of
+from noisescale_server.services import Reader, Services, address_of, services_of
 from noisescale_server.store import StoredRun
 from noisescale_server.web.assets import assets, assets_version
 from noisescale_server.web.charts import RUN_POINTS, charts_of, geometry_keys, group_keys, multiples_of
@@ -26,7 +26,7 @@ from noisescale_server.web.listing import ListQuery, list_runs
 from noisescale_server.web.pages import base_of, page
 from noisescale_server.web.planner import OPTIMIZERS, base_of_run, base_without_run, plan
 from noisescale_server.web.run_view import view_run
-from noisescale_server.web.sign_in import COOKIE, KEPT_S, local_path
+from noisescale_server.web.sign_in import COOKIE, KEPT_S, from_another_site, local_path
 from noisescale_server.web.table import csv_of
 
 _FOREVER = "public, max-age=31536000, immutable"
@@ -55,7 +55,7 @@ class PageRoute(APIRoute):
                     "error.html",
                     status=404,
                     title="No such run",
-                    text=f"There is no run named {error.run[:128]}.",
+                    text="There is no run of that name.",
                     nearest=error.nearest,
                 )
             except RequestValidationError as error:
@@ -187,6 +187,8 @@ async def get_sign_in_page(request: Request, next: str = "/") -> Response:  # no
 @router.post("/sign-in")
 async def post_sign_in(request: Request) -> Response:
     """Keep a token that opens the pages; refuse one that does not."""
+    _refuse_other_sites(request)
+    services_of(request).rates.take(address_of(request))
     form = parse_qs((await read_body(request, max_bytes=_MOST_FORM_BYTES)).decode("utf-8", errors="replace"))
     token = form.get("token", [""])[0].strip()
     wanted = local_path(form.get("next", ["/"])[0])
@@ -203,6 +205,26 @@ async def post_sign_in(request: Request) -> Response:
         samesite="strict",
     )
     return answer
+
+
+@router.post("/sign-out")
+async def post_sign_out(request: Request) -> Response:
+    """Make the browser forget the token."""
+    _refuse_other_sites(request)
+    answer = RedirectResponse(f"{base_of(request)}/sign-in", status_code=303)
+    answer.delete_cookie(
+        COOKIE,
+        path=base_of(request) or "/",
+        secure=request.url.scheme == "https",
+        httponly=True,
+        samesite="strict",
+    )
+    return answer
+
+
+def _refuse_other_sites(request: Request) -> None:
+    if from_another_site(request.headers):
+        raise ApiError(403, "other_site", "this form was sent by a page of another site; open this one's own")
 
 
 async def _opens(request: Request, token: str) -> bool:

@@ -8,16 +8,19 @@ from typing import Any
 from fastapi import Request, Response
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
-from noisescale_server.web.assets import assets_version
+from noisescale_server.web.assets import assets_version, map_style_ids
+from noisescale_server.web.sign_in import COOKIE
 from noisescale_server.web.words import ACTIONS, FILTERS, GEOMETRIES, PHASES, REASONS, RULES
 
 _POLICY = (
-    "default-src 'none'; script-src 'self'; style-src 'self'{inline}; img-src 'self' data: blob:; "
+    "default-src 'none'; script-src 'self'; style-src 'self'{styles}; img-src 'self' data: blob:; "
     "connect-src 'self'; form-action 'self'; base-uri 'none'; frame-ancestors 'none'"
 )
-POLICY = _POLICY.format(inline="")
-DRAWING_POLICY = _POLICY.format(inline=" 'unsafe-inline'")
-"""Plotly puts styles on what it draws; scripts may be inline nowhere."""
+_EMPTY = "'sha256-47DEQpj8HBSa+/TImW+5JCeuQeRkm5NMpJWZG3hSuFU='"
+POLICY = _POLICY.format(styles="")
+DRAWING_POLICY = _POLICY.format(styles=f" {_EMPTY}; style-src-attr 'unsafe-inline'")
+"""Plotly makes an empty style element, which it fills rule by rule, and sets style attributes on what it
+draws. Scripts may be inline nowhere."""
 
 
 @functools.cache
@@ -52,9 +55,18 @@ def page(
         values: What the template shows.
     """
     base = base_of(request)
-    body = _environment().get_template(template).render(
-        base=base, static=f"{base}/static/{assets_version()}", origin=_origin(request), **values
-    )  # fmt: skip
+    body = (
+        _environment()
+        .get_template(template)
+        .render(
+            base=base,
+            static=f"{base}/static/{assets_version()}",
+            origin=_origin(request),
+            map_style_ids=map_style_ids() if draws else [],
+            signed_in=COOKIE in request.cookies,
+            **values,
+        )
+    )
     etag = f'"{hashlib.sha256(body.encode()).hexdigest()[:32]}"'
     headers = {
         "Content-Security-Policy": DRAWING_POLICY if draws else POLICY,

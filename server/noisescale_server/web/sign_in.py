@@ -4,6 +4,7 @@ The token is kept in a cookie that no script can read and no other site can send
 it and no Authorization header gets one. Only GET: what changes anything takes the header alone.
 """
 
+from collections.abc import Mapping
 from http.cookies import CookieError, SimpleCookie
 from urllib.parse import urlsplit
 
@@ -36,6 +37,18 @@ def local_path(wanted: str) -> str:
     if parts.scheme or parts.netloc or not wanted.startswith("/") or wanted[1:2] in ("/", "\\"):
         return "/"
     return wanted
+
+
+def from_another_site(headers: Mapping[str, str]) -> bool:
+    """Whether another site made a browser send this; programs that are no browsers do not say.
+
+    Such a form could sign somebody in with a token that is not theirs, or out.
+    """
+    site = headers.get("sec-fetch-site")  # only where the browser holds the connection for safe
+    if site is not None:
+        return site not in ("same-origin", "none")
+    origin = headers.get("origin")
+    return origin is not None and urlsplit(origin).netloc != headers.get("host")
 
 
 def _token(header: bytes) -> str | None:
