@@ -30,7 +30,7 @@ class UnknownRunError(NoiseScaleError):
         self.run = run
         self.nearest = difflib.get_close_matches(run, known, n=5, cutoff=0.4)
         hint = f"the nearest known: {', '.join(self.nearest)}" if self.nearest else "GET /v1/runs lists all"
-        super().__init__(f"there is no run {run[:128]!r}; {hint}")
+        super().__init__(f"there is no run of that name; {hint}")
 
 
 class TooManyRunsError(NoiseScaleError):
