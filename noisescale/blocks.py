@@ -58,7 +58,7 @@ class MomentSums(BaseModel):
     steps: Annotated[int, Field(ge=1, le=2**53)] | None = None
 
     @property
-    def key(self) -> tuple[str, str]:
+    def key(self) -> tuple[str, Geometry]:
         return self.group, self.geometry
 
 

@@ -14,7 +14,7 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, FiniteFloat
 
-from noisescale.blocks import TOTAL, BatchUnit, Block, Geometry
+from noisescale.blocks import TOTAL, BatchUnit, Block, Geometry, MomentSums, main_geometry
 from noisescale.errors import InvalidInputError
 from noisescale.moments import noise_scale
 
@@ -123,10 +123,47 @@ def estimate(
     Raises:
         InvalidInputError: window_steps is not positive.
     """
-    if window_steps < 1:
-        raise InvalidInputError(f"window_steps must be at least 1, got {window_steps}", field="window_steps")
     chosen = window(blocks, window_steps=window_steps)
-    groups = _groups(chosen, group=group, geometry=geometry)
+    groups = []
+    for block in chosen:
+        sums = block.sums_of(group, geometry)
+        if sums is not None and block.measured_steps > 0:
+            groups.append(_group(block, sums))
+    return _estimate_of(chosen, groups, group=group, geometry=geometry, every=every)
+
+
+def estimate_all(
+    blocks: Sequence[Block], *, window_steps: int = WINDOW_STEPS, every: int | None = None
+) -> tuple[Estimate, ...]:
+    """The same for every layer group and geometry that a run has, in one pass over its blocks.
+
+    Returns:
+        The whole model's first, Euclidean or in the geometry that stands for it (`main_geometry`), also
+        where there is nothing in it; none at all without blocks.
+
+    Raises:
+        InvalidInputError: window_steps is not positive.
+    """
+    if not blocks:
+        return ()
+    chosen = window(blocks, window_steps=window_steps)
+    groups: dict[tuple[str, Geometry], list[_Group]] = {(TOTAL, main_geometry(blocks)): []}
+    for block in blocks:
+        for sums in block.sums:
+            groups.setdefault(sums.key, [])
+    for block in chosen:
+        if block.measured_steps > 0:
+            for sums in block.sums:
+                groups[sums.key].append(_group(block, sums))
+    return tuple(
+        _estimate_of(chosen, of_one, group=group, geometry=geometry, every=every)
+        for (group, geometry), of_one in groups.items()
+    )
+
+
+def _estimate_of(
+    chosen: Sequence[Block], groups: Sequence[_Group], *, group: str, geometry: Geometry, every: int | None
+) -> Estimate:
     last = chosen[-1] if chosen else None
     mean, method = _mean(groups)
     found: dict[str, object] = {}
@@ -160,7 +197,13 @@ def estimate(
 
 
 def window(blocks: Sequence[Block], *, window_steps: int) -> Sequence[Block]:
-    """The fewest last blocks that hold `window_steps` measured steps; all, if they hold fewer."""
+    """The fewest last blocks that hold `window_steps` measured steps; all, if they hold fewer.
+
+    Raises:
+        InvalidInputError: window_steps is not positive.
+    """
+    if window_steps < 1:
+        raise InvalidInputError(f"window_steps must be at least 1, got {window_steps}", field="window_steps")
     seen = 0
     for index in range(len(blocks) - 1, -1, -1):
         seen += blocks[index].measured_steps
@@ -215,24 +258,15 @@ def student_t_quantile(probability: float, degrees_of_freedom: int) -> float:
     return z + g1 / v + g2 / v**2 + g3 / v**3 + g4 / v**4
 
 
-def _groups(blocks: Sequence[Block], *, group: str, geometry: str) -> list[_Group]:
-    """Per block, this group's and geometry's sums; blocks that have none are left out."""
-    groups: list[_Group] = []
-    for block in blocks:
-        sums = block.sums_of(group, geometry)
-        if sums is None or block.measured_steps == 0:
-            continue
-        groups.append(
-            _Group(
-                steps=sums.steps if sums.steps is not None else block.measured_steps,
-                trace_covariance=sums.trace_covariance,
-                true_grad_sq_norm=sums.true_grad_sq_norm,
-                trace_covariance_sq=sums.trace_covariance_sq,
-                true_grad_sq_norm_sq=sums.true_grad_sq_norm_sq,
-                product=sums.product,
-            )
-        )
-    return groups
+def _group(block: Block, sums: MomentSums) -> _Group:
+    return _Group(
+        steps=sums.steps if sums.steps is not None else block.measured_steps,
+        trace_covariance=sums.trace_covariance,
+        true_grad_sq_norm=sums.true_grad_sq_norm,
+        trace_covariance_sq=sums.trace_covariance_sq,
+        true_grad_sq_norm_sq=sums.true_grad_sq_norm_sq,
+        product=sums.product,
+    )
 
 
 def _regroup(groups: Sequence[_Group], *, count: int) -> list[_Group]:

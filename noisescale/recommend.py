@@ -4,7 +4,7 @@
 off the run's blocks. Both are pure, and serve the server, the command line and a job alike.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from noisescale.advice import (
@@ -20,12 +20,12 @@ from noisescale.advice import (
     Size,
     WhatIf,
 )
-from noisescale.blocks import Block, Geometry, main_geometry
+from noisescale.blocks import TOTAL, Block, Geometry, main_geometry
 from noisescale.decide import CLEAN_STEPS, Decision, decide, fit_layout, learning_rate_for
 from noisescale.errors import ContradictionError, InvalidInputError, NotMeasuredError
 from noisescale.estimate import WINDOW_STEPS, Estimate, estimate
 from noisescale.explain import explain, formula_of, sources_of
-from noisescale.history import current_regime
+from noisescale.history import Regime, current_regime
 from noisescale.layout import KnownLayout, Realised, complete_layout
 from noisescale.rules import (
     DEFAULT_BETA2,
@@ -147,10 +147,31 @@ def recommend_run(
         ContradictionError: what_if gives a layout whose product is not the global batch, or one
             half of a tuned base.
     """
-    what_if = what_if or WhatIf()
     regime = current_regime(blocks)
+    optimizer = (what_if.optimizer if what_if else None) or info.optimizer or "other"
+    wanted = {MATCHING_GEOMETRY.get(optimizer, "euclidean"), main_geometry(regime.blocks)}
+    found = [estimate(regime.blocks, geometry=geometry, window_steps=window_steps) for geometry in wanted]
+    return recommend_regime(regime, found, info, what_if=what_if)
+
+
+def recommend_regime(
+    regime: Regime, estimates: Iterable[Estimate], info: RunInfo, *, what_if: WhatIf | None = None
+) -> Recommendation:
+    """The same, where the current regime is estimated already.
+
+    Args:
+        regime: The run's current one.
+        estimates: Of its blocks and the whole model; at least in the geometry that stands for all
+            (`main_geometry`). Estimates of layer groups are left out.
+        info: What the run reported of itself.
+        what_if: Overrides what was reported or measured, field by field.
+
+    Raises:
+        NotMeasuredError, ContradictionError: As above.
+    """
+    what_if = what_if or WhatIf()
     optimizer = what_if.optimizer or info.optimizer or "other"
-    geometry, found = _fitting_estimate(regime.blocks, optimizer=optimizer, window_steps=window_steps)
+    geometry, found = _fitting_estimate(regime, estimates, optimizer=optimizer)
     batch = found.global_batch_size
     setting = _settle_layout(what_if, info, measured=batch, unit_varies=found.batch_unit == "tokens")
     assumed = list(setting.assumed)
@@ -230,15 +251,14 @@ def size(value: float) -> Size:
 
 
 def _fitting_estimate(
-    blocks: Sequence[Block], *, optimizer: OptimizerFamily, window_steps: int
+    regime: Regime, estimates: Iterable[Estimate], *, optimizer: OptimizerFamily
 ) -> tuple[Geometry, Estimate]:
-    geometry = MATCHING_GEOMETRY.get(optimizer, "euclidean")
-    if geometry != "euclidean":
-        found = estimate(blocks, geometry=geometry, window_steps=window_steps)
-        if found.measured_steps > 0:
-            return geometry, found
-    standing_in = main_geometry(blocks)
-    return standing_in, estimate(blocks, geometry=standing_in, window_steps=window_steps)
+    of_all = {found.geometry: found for found in estimates if found.group == TOTAL}
+    fitting = MATCHING_GEOMETRY.get(optimizer, "euclidean")
+    if fitting in of_all and of_all[fitting].measured_steps > 0:
+        return fitting, of_all[fitting]
+    standing_in = main_geometry(regime.blocks)
+    return standing_in, of_all[standing_in]
 
 
 @dataclass(slots=True)

@@ -11,11 +11,11 @@ from dataclasses import dataclass
 from itertools import islice
 
 from noisescale.advice import Recommendation
-from noisescale.blocks import TOTAL, Block, Geometry, main_geometry
+from noisescale.blocks import Block
 from noisescale.errors import NoiseScaleError
-from noisescale.estimate import Estimate, estimate
+from noisescale.estimate import Estimate, estimate_all
 from noisescale.history import Phase, current_regime
-from noisescale.recommend import recommend_run
+from noisescale.recommend import recommend_regime
 from noisescale.wire import RunInfo, RunState
 from noisescale_server.segments import decode
 from noisescale_server.store import Change, Known, Store, StoredRun, tail_of
@@ -61,21 +61,13 @@ def standing_of(blocks: Sequence[Block], info: RunInfo, *, window_steps: int) ->
         window_steps: Measured steps that an estimate looks back over.
     """
     regime = current_regime(blocks)
-    main = main_geometry(regime.blocks)
-    keys: dict[tuple[str, Geometry], None] = {(TOTAL, main): None} if regime.blocks else {}
-    for block in regime.blocks:
-        for sums in block.sums:
-            keys[sums.group, sums.geometry] = None
-    estimates = tuple(
-        estimate(regime.blocks, group=group, geometry=geometry, window_steps=window_steps, every=info.every)
-        for group, geometry in keys
-    )
+    estimates = estimate_all(regime.blocks, window_steps=window_steps, every=info.every)
     return Standing(
         tail=tuple(blocks),
         phase=regime.phase,
         learning_rate=regime.learning_rate,
         estimates=estimates,
-        recommendation=recommend_run(blocks, info, window_steps=window_steps) if blocks else None,
+        recommendation=recommend_regime(regime, estimates, info) if blocks else None,
     )
 
 

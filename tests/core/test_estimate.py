@@ -5,7 +5,7 @@ import pytest
 
 from noisescale.blocks import merge_blocks
 from noisescale.errors import InvalidInputError
-from noisescale.estimate import estimate
+from noisescale.estimate import estimate, estimate_all
 from noisescale.moments import StepMoments
 from tests.synthetic import NOISE_SCALE, blocks_of, gaussian_moments, normal_moments
 
@@ -132,6 +132,27 @@ def test_skipped_steps_are_counted_and_leave_averages_finite() -> None:
     found = estimate(blocks_of(moments))
     assert found.skipped_steps == 1
     assert found.measured_steps == 299
+
+
+def test_all_at_once_are_those_of_one_by_one() -> None:
+    """Every group and geometry of a run, sampled ones too, is estimated as by itself; the total is first."""
+    blocks = []
+    for index, block in enumerate(blocks_of(gaussian_moments(steps=600, counts=[16] * 4, seed=3))):
+        (total,) = block.sums
+        layer = total.model_copy(update={"group": "encoder", "trace_covariance": total.trace_covariance / 3})
+        rare = total.model_copy(update={"geometry": "adam", "steps": 2})
+        block = block.model_copy(update={"sums": (layer, total, *([rare] if index % 3 == 0 else []))})
+        blocks.append(block)
+    found = estimate_all(blocks, window_steps=300, every=7)
+    assert [(one.group, one.geometry) for one in found] == [
+        ("total", "euclidean"),
+        ("encoder", "euclidean"),
+        ("total", "adam"),
+    ]
+    for one in found:
+        assert one == estimate(blocks, group=one.group, geometry=one.geometry, window_steps=300, every=7)
+    assert found[2].measured_steps == 20
+    assert estimate_all([]) == ()
 
 
 def test_window_must_be_positive() -> None:
