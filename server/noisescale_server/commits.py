@@ -40,6 +40,12 @@ class Commits:
         self._metrics = metrics
         self._task: asyncio.Task[None] | None = None
         self._closed = False
+        self._storing = False
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether a report waits for its commit."""
+        return self._storing or not self._queue.empty()
 
     def start(self) -> None:
         """Start the writer."""
@@ -87,7 +93,9 @@ class Commits:
             stopping = item is None
             self._metrics.queue_depth.set(self._queue.qsize())
             if batch:
+                self._storing = True
                 await self._store_batch(batch)
+                self._storing = False
 
     async def _store_batch(self, batch: Sequence[_Waiting]) -> None:
         started = time.perf_counter()

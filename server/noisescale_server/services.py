@@ -104,17 +104,18 @@ def build_services(settings: Settings) -> Services:
         max_groups=settings.max_groups,
     )
     store = Store(database, limits=limits, window_steps=settings.window_steps)
-    standings = Standings(
-        store,
-        window_steps=settings.window_steps,
-        capacity_blocks=settings.tail_cache_blocks,
-        on_failure=bad_runs.tell,
-    )
     commits = Commits(
         store,
         queue_size=settings.ingest_queue_size,
         commit_size=settings.commit_size,
         metrics=metrics,
+    )
+    standings = Standings(
+        store,
+        window_steps=settings.window_steps,
+        capacity_blocks=settings.tail_cache_blocks,
+        on_failure=bad_runs.tell,
+        is_busy=lambda: commits.is_busy,
     )
     return Services(
         settings=settings,

@@ -5,6 +5,7 @@ request compares the two first, and reads what came since. So any number of repl
 """
 
 import asyncio
+import time
 from collections import OrderedDict
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -21,6 +22,11 @@ from noisescale_server.segments import decode
 from noisescale_server.store import Change, Known, Store, StoredRun, tail_of
 
 _RUNS_PER_READ = 50
+
+_COURTESY = 2.0
+_COURTESY_S = 3.0
+"""While reports wait for their commit, each bit of work is followed by a pause so many times as long; not for
+longer than this, since a scraper waits too."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,6 +96,7 @@ class Standings:
         window_steps: Measured steps that an estimate looks back over.
         capacity_blocks: Blocks that may be kept in memory, over all runs.
         on_failure: Told of a run that is left out because it cannot be evaluated.
+        is_busy: Whether there is work that should go before this.
     """
 
     def __init__(
@@ -99,11 +106,13 @@ class Standings:
         window_steps: int,
         capacity_blocks: int,
         on_failure: Callable[[StoredRun, Exception], None],
+        is_busy: Callable[[], bool] = lambda: False,
     ) -> None:
         self._store = store
         self._window_steps = window_steps
         self._capacity_blocks = capacity_blocks
         self._on_failure = on_failure
+        self._is_busy = is_busy
         self._kept: OrderedDict[int, Stood] = OrderedDict()
         self._blocks = 0
 
@@ -132,8 +141,10 @@ class Standings:
     async def at(self, versions: Mapping[int, int]) -> AsyncIterator[Stood]:
         """How runs stand, each at this version or a later one; in any order, and without those that are gone.
 
-        Between any two runs other requests get their turn.
+        Between any two runs other requests get their turn. A commit needs many turns of the event loop, so
+        one turn each is not enough where reports come in all the time.
         """
+        began = time.perf_counter()
         stale: list[int] = []
         for run_id, version in versions.items():
             kept = self._kept.get(run_id)
@@ -147,8 +158,11 @@ class Standings:
             before = {run_id: self._kept.get(run_id) for run_id in chunk}
             known = {run_id: _known(kept) for run_id, kept in before.items()}
             for change in await self._store.changes(known):
+                started = time.perf_counter()
                 yield self._remember(self._applied(before[change.run.id], change))
-                await asyncio.sleep(0)
+                now = time.perf_counter()
+                is_courteous = self._is_busy() and now - began < _COURTESY_S
+                await asyncio.sleep(_COURTESY * (now - started) if is_courteous else 0)
 
     def _applied(self, before: Stood | None, change: Change) -> Stood:
         try:

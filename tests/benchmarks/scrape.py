@@ -176,6 +176,7 @@ def beside(database: str, folder: Path, args: argparse.Namespace) -> list[str]:
     scrapes: list[float] = []
     with running_on(database, folder, grace_s=3600) as server:
         filled(server, args.beside_runs)
+        timed(f"{server.url}/metrics")  # it has been scraped all the time
         reports = Reports(args.beside_runs, args.connections, sent=_FILLED_REPORTS)
 
         async def scrape() -> None:
