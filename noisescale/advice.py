@@ -9,6 +9,7 @@ from pydantic import BaseModel, ConfigDict, Field, FiniteFloat, model_validator
 
 from noisescale.blocks import BatchUnit, Geometry
 from noisescale.errors import InvalidInputError
+from noisescale.estimate import LARGEST
 from noisescale.history import Phase
 from noisescale.rules import ramp
 from noisescale.wire import OptimizerFamily, PositiveFloat, PositiveInt, TunedBase
@@ -51,9 +52,9 @@ class NoiseScaleInterval(BaseModel):
 
     model_config = ConfigDict(frozen=True)
 
-    value: Annotated[FiniteFloat, Field(gt=0)] | None = None
-    lower: Annotated[FiniteFloat, Field(ge=0)]
-    upper: Annotated[FiniteFloat, Field(gt=0)] | None = None
+    value: Annotated[FiniteFloat, Field(gt=0, le=LARGEST)] | None = None
+    lower: Annotated[FiniteFloat, Field(ge=0, le=LARGEST)]
+    upper: Annotated[FiniteFloat, Field(gt=0, le=LARGEST)] | None = None
     upper_confirmed: bool = True
     geometry: Geometry = "euclidean"
 

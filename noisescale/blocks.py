@@ -11,7 +11,14 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Annotated, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, FiniteFloat, StringConstraints, model_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    FiniteFloat,
+    StringConstraints,
+    model_validator,
+)
 
 from noisescale.moments import StepMoments
 
@@ -20,6 +27,12 @@ Geometry = Literal["euclidean", "adam", "sign", "spectral", "norm_layers"]
 Name = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9._-]{1,128}$")]
 Count = Annotated[int, Field(ge=0, le=2**53)]
 """A non-negative integer that survives any JSON reader."""
+
+Moment = Annotated[FiniteFloat, Field(ge=-1e70, le=1e70)]
+"""Far beyond any gradient's, and near enough that no estimate's arithmetic overflows."""
+
+MomentSquare = Annotated[FiniteFloat, Field(ge=0, le=1e140)]
+Rate = Annotated[FiniteFloat, Field(ge=0, le=1e100)]
 
 TOTAL = "total"
 """The group that holds every parameter; always present."""
@@ -50,11 +63,11 @@ class MomentSums(BaseModel):
 
     group: Name = TOTAL
     geometry: Geometry = "euclidean"
-    trace_covariance: FiniteFloat
-    true_grad_sq_norm: FiniteFloat
-    trace_covariance_sq: Annotated[FiniteFloat, Field(ge=0)]
-    true_grad_sq_norm_sq: Annotated[FiniteFloat, Field(ge=0)]
-    product: FiniteFloat
+    trace_covariance: Moment
+    true_grad_sq_norm: Moment
+    trace_covariance_sq: MomentSquare
+    true_grad_sq_norm_sq: MomentSquare
+    product: Annotated[FiniteFloat, Field(ge=-1e140, le=1e140)]
     steps: Annotated[int, Field(ge=1, le=2**53)] | None = None
 
     @property
@@ -83,8 +96,8 @@ class Block(BaseModel):
     measured_steps: Count
     skipped_steps: Count = 0
     examples: Count
-    learning_rate: Annotated[FiniteFloat, Field(ge=0)] | None = None
-    global_batch_size: Annotated[FiniteFloat, Field(gt=0, le=2**53)]
+    learning_rate: Rate | None = None
+    global_batch_size: Annotated[FiniteFloat, Field(ge=1e-6, le=2**53)]
     batch_unit: BatchUnit = "examples"
     uneven_steps: bool = False
     sums: Annotated[tuple[MomentSums, ...], Field(max_length=64 * 5)]

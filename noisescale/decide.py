@@ -169,5 +169,7 @@ def _steps_needed(request: RecommendRequest) -> int | None:
     scale = request.noise_scale
     if scale.upper is None:
         return None
-    needed = math.ceil(request.measured_steps * (math.log(scale.upper / scale.lower) / math.log(4)) ** 2)
+    needed = math.ceil(
+        request.measured_steps * ((math.log(scale.upper) - math.log(scale.lower)) / math.log(4)) ** 2
+    )
     return needed if needed > request.measured_steps else None

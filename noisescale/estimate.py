@@ -29,6 +29,9 @@ MIN_GROUPS = 8
 
 CONFIDENCE_LEVEL = 0.95
 
+LARGEST = 1e100
+"""A noise scale beyond this says no more than one that is unbounded."""
+
 
 class Estimate(BaseModel):
     """The noise scale of a stretch of training, with its interval.
@@ -232,8 +235,10 @@ def fieller_interval(mean: PairMean, *, confidence_level: float = CONFIDENCE_LEV
         return Interval(lower=0.0, upper=None)
     root = math.sqrt(discriminant)
     if a > 0:
-        if g <= 0:
-            return Interval(lower=0.0, upper=None)  # significantly negative: nothing to stand on
+        if g <= 0 or b + root <= 0:
+            # |G|^2 is significantly negative, or the covariance is larger than the variances allow, which
+            # no steps' is: nothing to stand on.
+            return Interval(lower=0.0, upper=None)
         return Interval(lower=_finite(c / (b + root)) or 0.0, upper=_finite((b + root) / a))
     # a <= 0: the set is everything outside two roots of opposite sign; the positive one is c/(b+root).
     denominator = b + root
@@ -356,4 +361,4 @@ def _halves_agree(groups: Sequence[_Group]) -> bool:
 
 
 def _finite(value: float | None) -> float | None:
-    return value if value is not None and math.isfinite(value) else None
+    return value if value is not None and abs(value) <= LARGEST else None

@@ -1,9 +1,15 @@
 """Realising a global batch as micro-batch x ranks x accumulation."""
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import islice
 
 from noisescale.errors import ContradictionError
+
+_MOST_TRIED = 4096
+"""Ways to split a batch that are tried; the first is short of it by less than one part in the largest
+micro-batch, so that of more there is nothing to gain, and numbers that are no batch cost nothing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,22 +111,31 @@ def realise(
         None where not even one example per rank fits under the target.
     """
     per_rank = math.floor(target / dp_world_size + 1e-9)
-    if per_rank < 1:
+    if min(per_rank, max_micro_batch_size if fixed_micro_batch_size is None else fixed_micro_batch_size) < 1:
         return None
     if fixed_micro_batch_size is not None:
         accumulation = per_rank // fixed_micro_batch_size
         if accumulation < 1:
             return None
         return Realised(fixed_micro_batch_size, dp_world_size, accumulation)
-    fewest = math.ceil(per_rank / max_micro_batch_size)
     best: Realised | None = None
-    # b * a is at most per_rank, and within a - 1 of it for any a; so the remainder shrinks
-    # to 0 at the latest where a divides per_rank.
-    for accumulation in range(fewest, per_rank + 1):
-        micro = min(max_micro_batch_size, per_rank // accumulation)
+    for micro, accumulation in islice(_splits(per_rank, max_micro_batch_size), _MOST_TRIED):
         found = Realised(micro, dp_world_size, accumulation)
         if best is None or found.global_batch_size > best.global_batch_size:
             best = found
-        if best.global_batch_size == per_rank * dp_world_size:
+        if micro * accumulation == per_rank:
             break
     return best
+
+
+def _splits(per_rank: int, most: int) -> Iterator[tuple[int, int]]:
+    """Micro-batch and accumulation whose product is at most `per_rank`, the fewest accumulation steps first.
+
+    By whichever of the two there are fewer of: either way the largest product is among them.
+    """
+    largest = min(most, per_rank)
+    fewest = -(-per_rank // largest)
+    if largest <= per_rank - fewest:
+        yield from ((micro, per_rank // micro) for micro in range(largest, 0, -1))
+    else:
+        yield from ((min(most, per_rank // steps), steps) for steps in range(fewest, per_rank + 1))

@@ -39,7 +39,7 @@ from noisescale.rules import (
     sgd_noise_scale,
     weight_decay_same_timescale,
 )
-from noisescale.wire import OptimizerFamily, RunInfo, TunedBase
+from noisescale.wire import SMALLEST, OptimizerFamily, RunInfo, TunedBase
 
 MATCHING_GEOMETRY: dict[OptimizerFamily, Geometry] = {
     "adam": "adam",
@@ -200,7 +200,7 @@ def recommend_regime(
                 "dp_world_size": setting.dp_world_size,
                 "micro_batch_size": setting.micro_batch_size,
                 "accumulation_steps": setting.accumulation_steps,
-                "learning_rate": what_if.learning_rate or regime.learning_rate or None,
+                "learning_rate": what_if.learning_rate or _rate(regime.learning_rate),
                 "optimizer": optimizer,
                 "phase": what_if.phase or regime.phase,
                 "target_dp_world_size": what_if.target_dp_world_size,
@@ -224,6 +224,11 @@ def recommend_regime(
         ),
         assumed=assumed,
     )
+
+
+def _rate(reported: float | None) -> float | None:
+    """A learning rate to advise on; none where it is 0, or too small to have a ratio to any other."""
+    return reported if reported is not None and reported >= SMALLEST else None
 
 
 def interval_of(found: Estimate) -> NoiseScaleInterval:

@@ -18,7 +18,10 @@ SCHEMA_VERSION = 1
 MAX_BLOCKS_PER_REPORT = 1000
 
 PositiveInt = Annotated[int, Field(ge=1, le=2**31 - 1)]
-PositiveFloat = Annotated[FiniteFloat, Field(gt=0)]
+SMALLEST = 1e-100
+PositiveFloat = Annotated[FiniteFloat, Field(ge=SMALLEST, le=1e100)]
+"""A batch size or learning rate; so bounded that neither ratios nor products of two overflow."""
+
 LabelValue = Annotated[str, StringConstraints(max_length=256)]
 OptimizerFamily = Literal["sgd", "adam", "adamw", "lamb", "lars", "sign", "lion", "muon", "other"]
 

@@ -122,7 +122,7 @@ def test_unmeasured_steps_between_are_covered() -> None:
         ({"measured_steps": 11}, "exceed the 10 steps"),
         ({"sums": ()}, "sums is empty"),
         ({"examples": -1}, "greater than or equal to 0"),
-        ({"global_batch_size": 0}, "greater than 0"),
+        ({"global_batch_size": 0}, "greater than or equal to 0.000001"),
         ({"global_batch_size": math.inf}, "finite"),
         ({"learning_rate": math.nan}, "finite"),
         ({"first_step": 10**400, "last_step": 10**400}, "less than or equal"),

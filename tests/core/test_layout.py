@@ -80,3 +80,19 @@ def test_sizes_that_vary_are_given_slack() -> None:
         global_batch_size=4000, micro_batch_size=510, dp_world_size=4, accumulation_steps=2, tolerance=0.2
     )
     assert found is not None
+
+
+@pytest.mark.parametrize(
+    ("target", "largest"), [(2**53 - 111, 2), (2**53 - 111, 2**31), (1e100, 1), (1e100, 3 * 2**29 - 1)]
+)
+def test_numbers_that_are_no_batch_are_answered_at_once(target: float, largest: int) -> None:
+    """A batch that would take years of trying is split nearly as well as can be, in few tries."""
+    found = realise(target=target, dp_world_size=1, max_micro_batch_size=largest)
+    assert found is not None
+    assert 0 <= (target - found.global_batch_size) / target <= 1 / largest
+
+
+def test_no_example_fits() -> None:
+    """A micro-batch of less than one example, as a batch over more ranks than it has examples comes to."""
+    assert realise(target=25, dp_world_size=5, max_micro_batch_size=0) is None
+    assert realise(target=25, dp_world_size=5, max_micro_batch_size=4, fixed_micro_batch_size=0) is None
