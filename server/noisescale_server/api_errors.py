@@ -11,6 +11,7 @@ from pydantic import ValidationError
 from sqlalchemy.exc import SQLAlchemyError
 from starlette.exceptions import HTTPException
 from starlette.responses import JSONResponse, Response
+from starlette.routing import Match
 
 from noisescale.errors import (
     ContradictionError,
@@ -21,20 +22,25 @@ from noisescale.errors import (
 )
 from noisescale.wire import ErrorBody, ErrorDetail
 from noisescale_server.errors import (
+    BadRunError,
     QueueFullError,
     StoreUnavailableError,
     TooManyGroupsError,
     TooManyRunsError,
     UnknownRunError,
+    UnknownTokenError,
 )
 
 _log = structlog.get_logger(__name__)
 _SHOWN_PROBLEMS = 5
+_METHODS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE")
 _FREE_NAMES = ("labels", "versions")
 """What these hold has names that the sender chose."""
 
 _DOMAIN: tuple[tuple[type[NoiseScaleError], int, str], ...] = (
     (UnknownRunError, 404, "unknown_run"),
+    (UnknownTokenError, 404, "unknown_token"),
+    (BadRunError, 409, "bad_run"),
     (NotMeasuredError, 409, "not_measured_yet"),
     (ContradictionError, 422, "contradiction"),
     (InvalidInputError, 422, "invalid_input"),
@@ -167,9 +173,22 @@ async def _http_error(request: Request, error: Exception) -> Response:
     message = str(error.detail)
     if error.status_code == 404:
         message = f"there is nothing at this address; {request.base_url}docs lists what there is"
-    return error_response(
-        error.status_code, ErrorDetail(code="http", message=message), dict(error.headers or {})
-    )
+    headers = dict(error.headers or {})
+    if error.status_code == 405:
+        headers["Allow"] = ", ".join(_methods_at(request))
+    return error_response(error.status_code, ErrorDetail(code="http", message=message), headers)
+
+
+def _methods_at(request: Request) -> list[str]:
+    """All that may be done at an address; Starlette names those of the first route alone."""
+    return [
+        method
+        for method in _METHODS
+        if any(
+            route.matches({**request.scope, "method": method})[0] is Match.FULL
+            for route in request.app.routes
+        )
+    ]
 
 
 def internal_error() -> Response:

@@ -9,14 +9,26 @@ from typing import Any
 from fastapi import Depends, FastAPI
 from fastapi.openapi.utils import get_openapi
 
-from noisescale.wire import BlocksReport
+from noisescale.advice import RecommendRequest
+from noisescale.wire import BlocksReport, ErrorBody
 from noisescale_server.api_errors import add_error_handlers
 from noisescale_server.observe import Observe
-from noisescale_server.routes import advice, docs, health, ingest, metrics, runs, web
+from noisescale_server.routes import advice, docs, health, ingest, metrics, runs, tokens, web
+from noisescale_server.routes.tokens import TokenRequest
 from noisescale_server.services import build_services
 from noisescale_server.settings import Settings
 from noisescale_server.web.sign_in import SignedIn
 
+_GUARDED: dict[int | str, dict[str, Any]] = {
+    status: {"model": ErrorBody, "description": text}
+    for status, text in {
+        401: "A token is needed, and there was none or a wrong one",
+        403: "The token allows less than this",
+        429: "Too many requests; ask again after Retry-After seconds",
+        503: "The database does not answer; ask again after Retry-After seconds",
+    }.items()
+}
+_READ_BY_ENDPOINTS = (BlocksReport, RecommendRequest, TokenRequest)
 _DESCRIPTION = (
     "Keeps the gradient noise scales that training jobs report, shows them to Prometheus, and advises "
     "on batch size and learning rate, with reasons and an interval."
@@ -56,10 +68,11 @@ def create_app(settings: Settings | None = None) -> FastAPI:
     )
     app.state.services = services
     add_error_handlers(app)
-    app.include_router(ingest.router)
-    app.include_router(runs.router)
-    app.include_router(advice.router, dependencies=[Depends(advice.check_query_names)])
-    app.include_router(metrics.router)
+    app.include_router(ingest.router, responses=_GUARDED)
+    app.include_router(runs.router, responses=_GUARDED)
+    app.include_router(advice.router, responses=_GUARDED, dependencies=[Depends(advice.check_query_names)])
+    app.include_router(metrics.router, responses=_GUARDED)
+    app.include_router(tokens.router, responses=_GUARDED)
     app.include_router(health.router)
     app.include_router(docs.router)
     app.include_router(web.router)
@@ -83,7 +96,7 @@ def _collect_garbage_rarely() -> None:
 
 
 def _openapi(app: FastAPI) -> dict[str, Any]:
-    """FastAPI's document, with the report's schema, which the ingest endpoint reads by itself."""
+    """FastAPI's document, with the schemas of the bodies that endpoints read by themselves."""
     if app.openapi_schema is None:
         document = get_openapi(
             title=app.title,
@@ -92,10 +105,13 @@ def _openapi(app: FastAPI) -> dict[str, Any]:
             license_info=app.license_info,
             routes=app.routes,
         )
-        schema = BlocksReport.model_json_schema(ref_template="#/components/schemas/{model}")
         components = document.setdefault("components", {}).setdefault("schemas", {})
-        for name, definition in schema.pop("$defs", {}).items():
-            components.setdefault(name, definition)
-        components["BlocksReport"] = schema
+        for model in _READ_BY_ENDPOINTS:
+            schema = model.model_json_schema(ref_template="#/components/schemas/{model}")
+            for name, definition in schema.pop("$defs", {}).items():
+                components.setdefault(name, definition)
+            components[model.__name__] = schema
+        document["components"]["securitySchemes"] = {"token": {"type": "http", "scheme": "bearer"}}
+        document["security"] = [{}, {"token": []}]
         app.openapi_schema = document
     return app.openapi_schema

@@ -104,6 +104,10 @@ class Tokens:
             return EVERYBODY if self._is_open else None
         return known if most is None else Grant(known.id, most, known.prefix)
 
+    def forget(self) -> None:
+        """Read the table again before the next request is let in."""
+        self._read_at = None
+
     @property
     def _is_open(self) -> bool:
         return not (self._set or self._any_made)

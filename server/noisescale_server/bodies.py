@@ -1,12 +1,15 @@
-"""Request bodies, read up to a limit, gzip undone."""
+"""Request bodies, read up to a limit, gzip undone, and parsed."""
 
 import asyncio
 import contextlib
 import zlib
 from collections.abc import AsyncIterator
+from typing import Any, TypeVar
 
+from pydantic import BaseModel, ValidationError
 from starlette.requests import ClientDisconnect, Request
 
+from noisescale.wire import ErrorBody
 from noisescale_server.api_errors import ApiError
 
 _GZIP_WINDOW = 16 + zlib.MAX_WBITS
@@ -15,6 +18,19 @@ _DISCARDED_BYTES = 64 * 2**20
 _DISCARDED_S = 10.0
 """How much of a body that is refused is still read, and thrown away: a sender that has not sent it
 all would otherwise see a broken connection and no answer."""
+
+BAD_BODY: dict[int | str, dict[str, Any]] = {
+    status: {"model": ErrorBody, "description": text}
+    for status, text in {
+        400: "The body is not JSON or not gzip",
+        413: "The body is too large, before or after decompression",
+        415: "The body's encoding is not gzip",
+        422: "A value that cannot be; nothing is stored",
+    }.items()
+}
+"""What an endpoint that reads a body may answer, for the OpenAPI document."""
+
+_Model = TypeVar("_Model", bound=BaseModel)
 
 
 async def read_body(request: Request, *, max_bytes: int) -> bytes:
@@ -57,6 +73,22 @@ async def read_body(request: Request, *, max_bytes: int) -> bytes:
     if unpack is not None and not unpack.eof:
         raise _broken()
     return bytes(body)
+
+
+def parse_body(model: type[_Model], body: bytes) -> _Model:
+    """What a body of JSON holds.
+
+    Raises:
+        ApiError: 400: it is not JSON.
+        ValidationError: It holds a value that cannot be.
+    """
+    try:
+        return model.model_validate_json(body)
+    except ValidationError as error:
+        for problem in error.errors(include_url=False, include_context=False, include_input=False):
+            if problem["type"] == "json_invalid":
+                raise ApiError(400, "not_json", f"the body is not JSON: {problem['msg']}"[:300]) from None
+        raise
 
 
 async def _discard(stream: AsyncIterator[bytes]) -> None:

@@ -2,6 +2,7 @@
 
     NoiseScaleError
     ├── UnknownRunError          no run of that name; knows the nearest ones
+    ├── BadRunError              what a run reported cannot be evaluated
     ├── TooManyRunsError         the database may hold no further run, or none of that token
     ├── TooManyGroupsError       the run may have no further layer group
     ├── UnknownTokenError        no token of that id
@@ -31,6 +32,21 @@ class UnknownRunError(NoiseScaleError):
         self.nearest = difflib.get_close_matches(run, known, n=5, cutoff=0.4)
         hint = f"the nearest known: {', '.join(self.nearest)}" if self.nearest else "GET /v1/runs lists all"
         super().__init__(f"there is no run of that name; {hint}")
+
+
+class BadRunError(NoiseScaleError):
+    """What a run reported cannot be evaluated.
+
+    Attributes:
+        run: Its name.
+    """
+
+    def __init__(self, run: str) -> None:
+        super().__init__(
+            "what this run reported cannot be evaluated; the server's log has the reason, and the next "
+            "reports may set it right"
+        )
+        self.run = run
 
 
 class TooManyRunsError(NoiseScaleError):
@@ -70,7 +86,8 @@ class UnknownTokenError(NoiseScaleError):
     """No token of that id."""
 
     def __init__(self, token_id: str) -> None:
-        super().__init__(f"there is no token {token_id[:64]!r}; `noisescale-server token list` shows all")
+        self.token_id = token_id
+        super().__init__("there is no token of that id; `noisescale-server token list` shows all")
 
 
 class QueueFullError(NoiseScaleError):

@@ -35,6 +35,7 @@ class Services:
     standings: Standings
     runs_page: RunsPage
     tokens: Tokens
+    token_table: TokenTable
     rates: RequestRates
     metrics: ProcessMetrics
     grant: Grant = EVERYBODY
@@ -117,6 +118,7 @@ def build_services(settings: Settings) -> Services:
         on_failure=bad_runs.tell,
         is_busy=lambda: commits.is_busy,
     )
+    token_table = TokenTable(database)
     return Services(
         settings=settings,
         database=database,
@@ -124,7 +126,8 @@ def build_services(settings: Settings) -> Services:
         commits=commits,
         standings=standings,
         runs_page=RunsPage(standings, on_failure=bad_runs.tell),
-        tokens=Tokens(settings, TokenTable(database)),
+        tokens=Tokens(settings, token_table),
+        token_table=token_table,
         rates=RequestRates(per_s=settings.max_requests_per_s),
         metrics=metrics,
     )
@@ -149,8 +152,15 @@ async def _writer(request: Request) -> Services:
     return await services_of(request).require("write", request)
 
 
+async def _admin(request: Request) -> Services:
+    return await services_of(request).require("admin", request)
+
+
 Reader = Annotated[Services, Depends(_reader)]
 """The parts, for a request that may read."""
 
 Writer = Annotated[Services, Depends(_writer)]
 """The parts, for a request that may write."""
+
+Admin = Annotated[Services, Depends(_admin)]
+"""The parts, for a request that may do everything."""

@@ -18,6 +18,7 @@ from noisescale.estimate import Estimate, estimate_all
 from noisescale.history import Phase, current_regime
 from noisescale.recommend import recommend_regime
 from noisescale.wire import RunInfo, RunState
+from noisescale_server.errors import BadRunError
 from noisescale_server.segments import decode
 from noisescale_server.store import Change, Known, Store, StoredRun, tail_of
 
@@ -120,11 +121,12 @@ class Standings:
         """One run's standing, at the version it has in the database or a later one.
 
         Raises:
-            NoiseScaleError: Its data cannot be evaluated.
+            BadRunError: Its data cannot be evaluated.
         """
         async for stood in self.at({run.id: run.version}):
             if isinstance(stood.standing, Exception):
-                raise stood.standing
+                self._on_failure(stood.run, stood.standing)
+                raise BadRunError(run.name) from stood.standing
             return stood.standing
         raise NoiseScaleError(f"run {run.name} was removed while it was asked for")
 

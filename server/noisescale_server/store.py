@@ -1,5 +1,6 @@
 """What is stored, read: runs, and the blocks that no later attempt has superseded."""
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -22,6 +23,9 @@ _TAIL_SEGMENTS = (16, 1024)
 
 _MOST_TAIL_BLOCKS = 1024
 """Blocks that a tail holds at most, should they be of very few steps each."""
+
+_NAMEABLE = re.compile(r"[A-Za-z0-9._-]+")
+"""Names of other characters, one of which PostgreSQL does not take, are asked for in vain."""
 
 _NAMES_COMPARED = 5000
 """Known names that a wrong one is compared with."""
@@ -109,7 +113,7 @@ class Store:
             UnknownRunError: There is none of that name.
         """
         async with self._database.reading() as connection:
-            if name.startswith(self._prefix):
+            if name.startswith(self._prefix) and _NAMEABLE.fullmatch(name):
                 row = (await connection.execute(select(runs).where(runs.c.name == name))).one_or_none()
                 if row is not None:
                     return _run(row)
@@ -136,6 +140,8 @@ class Store:
         if reported_since is not None:
             query = query.where(runs.c.last_report_at >= reported_since)
         if name_contains:
+            if not _NAMEABLE.fullmatch(name_contains):
+                return []
             query = query.where(runs.c.name.contains(name_contains, autoescape=True))
         if limit is not None:
             query = query.limit(limit)

@@ -20,6 +20,9 @@ SCOPES: tuple[Scope, ...] = ("read", "write", "admin")
 SECRET_START = "noisescale_"  # noqa: S105  the start of all of them
 """What every token that is made here starts with, so that scanners for leaked secrets can find it."""
 
+NAME = r"^[^\x00-\x1f\x7f-\x9f]{1,128}$"
+"""What a token may be called: no control characters, which a terminal would obey."""
+
 _SECRET_BYTES = 32
 
 

@@ -12,7 +12,7 @@ from sqlalchemy.exc import SQLAlchemyError
 from noisescale_server.database import Database
 from noisescale_server.errors import StartError
 from noisescale_server.settings import load_settings
-from noisescale_server.tokens import SCOPES, Scope, StoredToken, TokenTable
+from noisescale_server.tokens import NAME, SCOPES, Scope, StoredToken, TokenTable
 
 _T = TypeVar("_T")
 _PREFIX = re.compile(r"[A-Za-z0-9._-]{0,128}")
@@ -45,8 +45,8 @@ def create(
             f"--prefix is the start of run names: up to 128 letters, digits, dots, underscores and hyphens, "
             f"got {prefix!r}"
         )
-    if not 1 <= len(name) <= 128:
-        raise StartError("a token's name has 1 to 128 characters")
+    if not re.search(NAME, name):
+        raise StartError("a token's name has 1 to 128 characters, and no control characters")
     if days is not None and not 0 < days < 36_500:
         raise StartError(f"--days is a number of days above 0, got {days!r}")
     _, secret = _with_table(lambda table: _create(table, name, chosen, prefix, days))

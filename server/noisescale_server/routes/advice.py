@@ -10,6 +10,7 @@ from noisescale.errors import NotMeasuredError
 from noisescale.recommend import recommend, recommend_run
 from noisescale.wire import ErrorBody
 from noisescale_server.api_errors import ApiError
+from noisescale_server.bodies import BAD_BODY, parse_body, read_body
 from noisescale_server.routes.runs import UNKNOWN
 from noisescale_server.services import Reader
 
@@ -44,7 +45,10 @@ class RunQuery(WhatIf):
     responses={
         **UNKNOWN,
         200: _TEXT,
-        409: {"model": ErrorBody, "description": "The run has not measured a step yet"},
+        409: {
+            "model": ErrorBody,
+            "description": "The run has not measured a step yet, or what it reported cannot be evaluated",
+        },
     },
 )
 async def get_recommendation(
@@ -74,13 +78,24 @@ async def get_recommendation(
 @router.post(
     "/recommend",
     response_model=Recommendation,
-    responses={200: _TEXT, **{k: UNKNOWN[k] for k in (401, 422)}},
-    openapi_extra={"requestBody": {"content": {"application/json": {"example": EXAMPLE_REQUEST}}}},
+    responses={200: _TEXT, **BAD_BODY},
+    openapi_extra={
+        "requestBody": {
+            "required": True,
+            "content": {
+                "application/json": {
+                    "schema": {"$ref": "#/components/schemas/RecommendRequest"},
+                    "example": EXAMPLE_REQUEST,
+                }
+            },
+        }
+    },
 )
-async def post_recommendation(request: Request, state: RecommendRequest, services: Reader) -> Response:
+async def post_recommendation(request: Request, services: Reader) -> Response:
     """Advice on numbers that are given; no run is needed."""
-    del services  # only for its token check
-    return _answer(request, recommend(state))
+    # Read here and not by FastAPI, which would read a body of any size, and before it asks for a token.
+    body = await read_body(request, max_bytes=services.settings.max_body_bytes)
+    return _answer(request, recommend(parse_body(RecommendRequest, body)))
 
 
 def check_query_names(request: Request) -> None:

@@ -1,16 +1,16 @@
 """`POST /v1/runs/{run}/blocks`: what jobs send."""
 
 import re
-from typing import Any
+from typing import Annotated, Any
 
-from fastapi import APIRouter, Request, Response
+from fastapi import APIRouter, Path, Request, Response
 from pydantic import ValidationError
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from noisescale.errors import SchemaVersionError
 from noisescale.wire import SCHEMA_VERSION, BlocksAccepted, BlocksReport, ErrorBody
 from noisescale_server.api_errors import ApiError, error_answer
-from noisescale_server.bodies import read_body
+from noisescale_server.bodies import BAD_BODY, parse_body, read_body
 from noisescale_server.services import Writer, services_of
 
 router = APIRouter(tags=["reports"])
@@ -19,6 +19,10 @@ PATH = "/v1/runs/{run}/blocks"
 _BEFORE_RUN, _AFTER_RUN = PATH.split("{run}")
 
 _NAME = re.compile(r"[A-Za-z0-9._-]{1,128}")
+
+Reported = Annotated[
+    str, Path(description="The run's name.", pattern=f"^{_NAME.pattern}$", examples=["resnet50-8gpu"])
+]
 
 EXAMPLE_REPORT: dict[str, Any] = {
     "schema_version": SCHEMA_VERSION,
@@ -49,24 +53,22 @@ EXAMPLE_REPORT: dict[str, Any] = {
     ],
 }
 
-_REFUSALS: dict[int | str, dict[str, Any]] = {
-    status: {"model": ErrorBody, "description": text}
-    for status, text in {
-        400: "The body is not JSON or not gzip",
-        401: "A write token is needed",
-        413: "The body is too large",
-        415: "The body's encoding is not gzip",
-        422: "A value that cannot be; nothing is stored",
-        429: "The server may hold no further run",
-        503: "Busy, or the database does not answer; send it again after Retry-After seconds",
-    }.items()
+_FULL: dict[int | str, dict[str, Any]] = {
+    429: {
+        "model": ErrorBody,
+        "description": "Too many requests, or the server may hold no further run; the code says which",
+    },
+    503: {
+        "model": ErrorBody,
+        "description": "Busy, or the database does not answer; send it again after Retry-After seconds",
+    },
 }
 
 
 @router.post(
     PATH,
     response_model=BlocksAccepted,
-    responses=_REFUSALS,
+    responses={**BAD_BODY, **_FULL},
     openapi_extra={
         "requestBody": {
             "required": True,
@@ -79,7 +81,7 @@ _REFUSALS: dict[int | str, dict[str, Any]] = {
         }
     },
 )
-async def post_blocks(run: str, request: Request, services: Writer) -> Response:
+async def post_blocks(run: Reported, request: Request, services: Writer) -> Response:
     """Take in one report of a run; answered after the commit that holds it.
 
     A block that was stored already is counted as a duplicate and left as it is, so a report that
@@ -148,12 +150,9 @@ def parse_report(body: bytes) -> BlocksReport:
         ValidationError: It holds a value that cannot be.
     """
     try:
-        return BlocksReport.model_validate_json(body)
+        return parse_body(BlocksReport, body)
     except ValidationError as error:
-        problems = error.errors(include_url=False, include_context=False)
-        for problem in problems:
-            if problem["type"] == "json_invalid":
-                raise ApiError(400, "not_json", f"the body is not JSON: {problem['msg']}"[:300]) from None
+        for problem in error.errors(include_url=False, include_context=False):
             if problem["loc"] == ("schema_version",) and problem["type"] == "less_than_equal":
                 given = problem["input"]
                 raise SchemaVersionError(given=min(int(given), 2**53), supported=SCHEMA_VERSION) from None

@@ -17,13 +17,13 @@ RunName = Annotated[str, Path(description="A run's name.", examples=["resnet50-8
 Step = Annotated[int | None, Query(ge=0, le=2**53)]
 UNKNOWN: dict[int | str, dict[str, Any]] = {
     404: {"model": ErrorBody, "description": "No such run; names the nearest"},
-    401: {"model": ErrorBody, "description": "A read token is needed"},
+    409: {"model": ErrorBody, "description": "What the run reported cannot be evaluated"},
     422: {"model": ErrorBody, "description": "A value that cannot be"},
 }
 _MOST_LISTED = 1000
 
 
-@router.get("/v1/runs", response_model=RunList, responses={k: UNKNOWN[k] for k in (401, 422)})
+@router.get("/v1/runs", response_model=RunList, responses={422: UNKNOWN[422]})
 async def list_runs(
     services: Reader,
     name_contains: Annotated[str | None, Query(max_length=128, description="Part of the name.")] = None,
