@@ -4,13 +4,14 @@
     python -m tests.web.screenshots --look DIR  # every page, on a desk and a phone, light and dark
 
 The pictures in the documentation are of scikit-learn's digits, trained on two ranks with several batches, and
-taken while the last of those jobs is still training. `--look` shows runs of every kind, made from noise, so
+taken while the last of those jobs has not ended. `--look` shows runs of every kind, made from noise, so
 that a person who changes the pages sees quickly what became of them.
 """
 
 import argparse
 import itertools
 import os
+import signal
 import subprocess
 import sys
 import tempfile
@@ -19,7 +20,7 @@ from pathlib import Path
 
 from playwright.sync_api import Browser, Page
 
-from tests.services import Server, running_server, stop, wait_until
+from tests.services import Server, running_server, wait_until
 from tests.web.browser import chromium, device, visit, wait_for_charts
 from tests.web.seeded import seed_all
 
@@ -72,11 +73,20 @@ def photograph_real_jobs(folder: Path) -> None:
         try:
             wait_until(lambda: _steps(server, SHOWN_JOB) >= SHOWN_STEPS, timeout_s=300, what="the job")
             with chromium() as browser:
+                for rank in _children(job.pid):
+                    os.kill(rank, signal.SIGSTOP)  # so that all numbers on a picture are of one moment
                 _photograph(browser, f"{server.url}/", folder / "page-runs.png", height=640)
                 page = f"{server.url}/runs/{SHOWN_JOB}"
                 _photograph(browser, page, folder / "page-run.png", height=1120, draws=True)
         finally:
-            stop(job)
+            for pid in (job.pid, *_children(job.pid)):
+                os.kill(pid, signal.SIGKILL)
+            job.wait()
+
+
+def _children(pid: int) -> list[int]:
+    """The ranks of a torchrun, each of which is in a session of its own."""
+    return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
 
 
 def photograph_everything(folder: Path) -> None:
