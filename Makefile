@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: help install demo test check lint serve docs clean constraints
+.PHONY: help install demo test check lint audit serve docs clean constraints
 
 help:  ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-12s %s\n", $$1, $$2}' Makefile
@@ -23,11 +23,16 @@ demo: install  ## Train on real data for a minute and see the advice
 test: install  ## Run the tests
 	$(BIN)/python -m pytest
 
-lint: install  ## Format, lint, types and import rules, without the tests
+lint: install  ## Format, lint, types, import rules and insecure code, without the tests
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+	$(BIN)/bandit --quiet --configfile pyproject.toml --recursive noisescale client server
+
+audit:  ## Ask which pinned dependencies have known vulnerabilities; needs the internet
+	@test -x build/audit/bin/pip-audit || { $(PYTHON) -m venv build/audit && build/audit/bin/python -m pip install --quiet --disable-pip-version-check pip-audit; }
+	build/audit/bin/pip-audit --requirement constraints.txt --no-deps --disable-pip
 
 check: lint  ## What CI runs: lint, types, import rules, tests
 	@$(MAKE) --no-print-directory test

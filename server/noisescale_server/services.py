@@ -52,14 +52,14 @@ class Services:
             raise ApiError(
                 401,
                 "unauthorized",
-                f"a {scope} token is needed, as the header `Authorization: Bearer TOKEN`",
+                f"{_a(scope)} token is needed, as the header `Authorization: Bearer TOKEN`",
                 headers={"WWW-Authenticate": 'Bearer realm="noisescale"'},
             )
         if not grant.allows(scope):
             raise ApiError(
                 403,
                 "forbidden",
-                f"this needs a {scope} token, and the one that was sent is a {grant.scope} token",
+                f"this needs {_a(scope)} token, and the one that was sent is {_a(grant.scope)} token",
             )
         if not grant.prefix:
             return replace(self, grant=grant)
@@ -137,6 +137,10 @@ def services_of(request: Request) -> Services:
     """The application's parts."""
     services: Services = request.app.state.services
     return services
+
+
+def _a(scope: Scope) -> str:
+    return f"an {scope}" if scope == "admin" else f"a {scope}"
 
 
 def address_of(request: Request) -> str:

@@ -109,6 +109,7 @@ async def create_token(request: Request, services: Admin) -> TokenMade:
     made, secret = await services.token_table.create(
         name=wanted.name, scope=wanted.scope, prefix=wanted.prefix, expires_at=expires_at
     )
+    services.tokens.forget()
     return TokenMade(**_info(made).model_dump(), secret=secret)
 
 
