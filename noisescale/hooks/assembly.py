@@ -10,9 +10,9 @@ from torch import nn
 from torch.optim import Optimizer
 
 from noisescale.hooks.destinations import run_name, sink_for
-from noisescale.hooks.geometry.sampled import SampledGeometries, chosen_geometries
+from noisescale.hooks.geometry.sampled import SampledGeometries
 from noisescale.hooks.groups import LayerGroups, resolve_groups
-from noisescale.hooks.measuring import Measuring
+from noisescale.hooks.measuring import UNSYNCED_ACCUMULATION, Measuring
 from noisescale.hooks.optimizers import describe, resolve_optimizer
 from noisescale.hooks.options import Options
 from noisescale.hooks.overhead import OverheadMeter
@@ -53,13 +53,14 @@ def assemble(
     labels: Mapping[str, str] | None = None,
     sharded: bool = False,
     device: torch.device | None = None,
+    carried_means: str = UNSYNCED_ACCUMULATION,
 ) -> Assembly:
     """Check the options and build; every rank of the group calls it.
 
     Args:
         group: The model's data-parallel ranks; None is one process alone.
         labels: Of the run, beside the user's.
-        sharded: As of Measuring.
+        sharded, carried_means: As of Measuring.
         device: Where the model computes; None is where its parameters are.
 
     Raises:
@@ -116,6 +117,7 @@ def assemble(
         sampling=sampling,
         geometries=geometries,
         sharded=sharded,
+        carried_means=carried_means,
     )
     return Assembly(
         measuring=measuring, reporter=reporter, optimizer=trained_by, groups=groups, run=name, attempt=attempt
@@ -130,7 +132,7 @@ def trainable(model: nn.Module) -> list[nn.Parameter]:
 def _geometries(
     model: nn.Module, optimizer: Optimizer, options: Options, *, sampling: Sampling
 ) -> SampledGeometries | None:
-    names = chosen_geometries(options.geometry)
+    names = options.other_geometries
     if not names:
         return None
     return SampledGeometries(

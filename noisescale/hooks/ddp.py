@@ -224,7 +224,10 @@ class NoiseScaleState:
         self._slot = slot
         if slot is not None and slot.measuring:
             slot.carried = self._carried
-            slot.unscale = self._options.unscale()
+            try:
+                slot.unscale = self._options.unscale()
+            except Exception as error:  # noqa: BLE001  training must go on; all ranks are told in the packet
+                self._fail(slot, error)
         self._carried = None
 
     def _size_to_divide_by(self, tally: Tally) -> int:

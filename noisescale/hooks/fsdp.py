@@ -61,8 +61,7 @@ def capture_sharded(model: nn.Module, optimizer: Optimizer | None, options: Opti
             geometries other than the Euclidean are wanted.
         OptimizerNotFoundError, InvalidInputError: As noisescale.attach.
     """
-    names = options.geometry if not isinstance(options.geometry, str) else [options.geometry]
-    if any(name != "euclidean" for name in names):
+    if options.other_geometries:
         raise UnsupportedModelError(
             f"geometry={options.geometry!r} needs whole gradients in one place, and this model's are "
             'sharded; measure geometry="euclidean", or the others on a DistributedDataParallel run'

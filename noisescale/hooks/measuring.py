@@ -12,7 +12,6 @@ all of them measure through this.
 import logging
 import threading
 import time
-from dataclasses import replace
 from typing import Protocol
 
 import torch
@@ -62,6 +61,7 @@ class Measuring:
         sampling: What the samples are.
         geometries: Measured beside the Euclidean one, on some of the measured steps.
         sharded: Whether each rank has a part of the averaged gradient, whose squares are summed too.
+        carried_means: What is said where a packet's `carried` is above 0, and measuring stops.
     """
 
     def __init__(
@@ -75,10 +75,12 @@ class Measuring:
         sampling: Sampling,
         geometries: SampledGeometries | None = None,
         sharded: bool = False,
+        carried_means: str = UNSYNCED_ACCUMULATION,
     ) -> None:
         self.rank = 0 if group is None else dist.get_rank(group)
         self.world_size = 1 if group is None else dist.get_world_size(group)
         self.sampling = sampling
+        self._carried_means = carried_means
         self._geometries = geometries
         self._sharded = sharded
         self._geometry: GeometryStep | None = None
@@ -98,6 +100,8 @@ class Measuring:
         self._leaving = False
         self._stopped = False
         self._decided: bool | None = None
+        # Made now, so that it can be sent whatever goes wrong later.
+        self._failure = pack(Share(failed=1), carried=None, local_squares=self._no_squares())
 
     @property
     def every(self) -> int:
@@ -115,7 +119,7 @@ class Measuring:
         return self._stopped
 
     def decide(self) -> bool:
-        """Whether the next synchronised backward pass is to be measured; alike on all ranks.
+        """Whether the next synchronised backward pass is to be measured; alike on all ranks. Never raises.
 
         For captures that begin before that pass does: at the first of several micro-batches.
         """
@@ -126,7 +130,7 @@ class Measuring:
                 self._settle_oldest()
             self._decided = not self._stopped and self._passes >= self._next
             if self._decided and self._geometries is not None:
-                self._geometry = self._geometries.begin(self._measured)
+                self._begin_geometry(self._geometries)
         return self._decided
 
     @property
@@ -165,20 +169,26 @@ class Measuring:
         )
 
     def send(self, slot: Slot) -> None:
-        """All of this rank's gradient is in the slot: start the all-reduce of its packet.
+        """All of this rank's gradient is in the slot: start the all-reduce of its packet. Never raises.
 
         Call it where every rank does so in the same order among its collectives.
         """
         started = time.perf_counter()
-        slot.packet = self._packet(slot)
-        slot.work = sum_over_ranks(slot.packet, self.group)
-        if slot.geometry is not None:
-            factor = self.sampling.rank_factor(slot.tally)
-            slot.geometry.reduce(self.group, rank_factor=factor, divisor=slot.divisor)
-        with self._lock:
-            self._sent.push(slot)
-        slot.cost_s += time.perf_counter() - started
-        self.meter.measured(slot.cost_s)
+        try:
+            if slot.geometry is not None:
+                # Before the packet, which tells the others if it goes wrong.
+                self._ready_geometry(slot, slot.geometry)
+            slot.packet = self._packet(slot)
+            slot.work = sum_over_ranks(slot.packet, self.group)
+            if slot.geometry is not None:
+                slot.geometry.reduce(self.group)
+            with self._lock:
+                self._sent.push(slot)
+            slot.cost_s += time.perf_counter() - started
+            self.meter.measured(slot.cost_s)
+        except Exception as error:  # noqa: BLE001  it cannot reach the other ranks: training will tell
+            self.fail(error)
+            self._stopped = True
 
     def fail(self, error: BaseException) -> None:
         """Measuring went wrong on this rank: say so once, and have all ranks stop."""
@@ -242,18 +252,47 @@ class Measuring:
             if packet.failed and self.rank == 0 and not self._failed:
                 _log.error("noisescale has stopped measuring: it failed on %d rank(s)", packet.failed)
 
+    def _begin_geometry(self, geometries: SampledGeometries) -> None:
+        # There on every rank or on none, whatever goes wrong: all of them reduce what is in it.
+        self._geometry = geometries.begin(self._measured)
+        if self._geometry is not None:
+            try:
+                self._geometry.weigh()
+            except Exception as error:  # noqa: BLE001  training must go on; all ranks are told in the packet
+                self.fail(error)
+
+    def _ready_geometry(self, slot: Slot, geometry: GeometryStep) -> None:
+        if not self._failed and slot.measuring:
+            try:
+                factor = self.sampling.rank_factor(slot.tally)
+                geometry.ready(rank_factor=factor, divisor=slot.divisor)
+                return
+            except Exception as error:  # noqa: BLE001  the others wait for its numbers: zeros are sent
+                self.fail(error)
+        geometry.ready_nothing()
+
     def _hand_on(self, reading: Reading) -> None:
         if self._failed or reading.packet.failed or reading.packet.leaving:
             return
         try:
+            if reading.error is not None:
+                raise reading.error
             if reading.packet.carried > 0:
-                self._consumer.refuse(UNSYNCED_ACCUMULATION)
+                self._consumer.refuse(self._carried_means)
             else:
                 self._consumer.take(reading)
         except Exception as error:  # noqa: BLE001  training must go on; all ranks are told in the next packet
             self.fail(error)
 
     def _packet(self, slot: Slot) -> Tensor:
+        if not self._failed:
+            try:
+                return self._own_packet(slot)
+            except Exception as error:  # noqa: BLE001  the others wait for a packet: one that says so is sent
+                self.fail(error)
+        return self._failure.clone()
+
+    def _own_packet(self, slot: Slot) -> Tensor:
         share = Share(
             active=int(slot.tally.micro_batches > 0),
             samples=self.sampling.samples(slot.tally),
@@ -261,36 +300,26 @@ class Measuring:
             squared_weight_over_count=self.sampling.squared_weight_over_count(slot.tally),
             count=slot.tally.count,
             examples=slot.examples,
-            failed=int(self._failed),
             leaving=int(self._leaving),
             every=self.meter.every if self.rank == 0 else 0,
         )
-        if not self._failed and slot.measuring:
-            try:
-                squares = slot.local_total().to(self._device, non_blocking=True)
-                if self._geometries is not None:
-                    squares = torch.cat([squares, self._geometry_numbers(slot)])
-                squares = squares * self.sampling.rank_factor(slot.tally)
-                if slot.shard_squares is not None:
-                    shard = slot.unscaled(slot.shard_squares).to(self._device, non_blocking=True)
-                    squares = torch.cat([squares, shard])
-                return pack(share, carried=slot.carried, local_squares=squares)
-            except Exception as error:  # noqa: BLE001  the others wait for a packet: one that says so is sent
-                self.fail(error)
-        numbers = self._groups * (1 + self._sharded) + (
-            self._geometries.local_numbers if self._geometries is not None else 0
-        )
-        nothing = torch.zeros(numbers, dtype=torch.float64, device=self._device)
-        told = replace(
-            share,
-            active=0,
-            samples=0,
-            weight_over_count=0.0,
-            squared_weight_over_count=0.0,
-            count=0,
-            failed=int(self._failed),
-        )
-        return pack(told, carried=None, local_squares=nothing)
+        if not slot.measuring:
+            told = Share(leaving=share.leaving, every=share.every)
+            return pack(told, carried=None, local_squares=self._no_squares())
+        squares = slot.local_total().to(self._device, non_blocking=True)
+        if self._geometries is not None:
+            squares = torch.cat([squares, self._geometry_numbers(slot)])
+        squares = squares * self.sampling.rank_factor(slot.tally)
+        if slot.shard_squares is not None:
+            shard = slot.unscaled(slot.shard_squares).to(self._device, non_blocking=True)
+            squares = torch.cat([squares, shard])
+        return pack(share, carried=slot.carried, local_squares=squares)
+
+    def _no_squares(self) -> Tensor:
+        """As many zeros as a packet has square norms."""
+        others = self._geometries.local_numbers if self._geometries is not None else 0
+        count = self._groups * (1 + self._sharded) + others
+        return torch.zeros(count, dtype=torch.float64, device=self._device)
 
     def _geometry_numbers(self, slot: Slot) -> Tensor:
         """This rank's part of other geometries in the packet, at the scale of the squares."""

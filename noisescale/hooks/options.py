@@ -6,11 +6,11 @@ from typing import Any
 
 from torch import Tensor
 
-from noisescale.blocks import BatchUnit
+from noisescale.blocks import BatchUnit, Geometry
 from noisescale.errors import InvalidInputError
 from noisescale.hooks.counting import Count
 from noisescale.hooks.destinations import ReportTo
-from noisescale.hooks.geometry.sampled import DEFAULT_EVERY, GeometryChoice
+from noisescale.hooks.geometry.sampled import DEFAULT_EVERY, GeometryChoice, chosen_geometries
 from noisescale.hooks.groups import Groups
 from noisescale.hooks.run_info import Tuned
 from noisescale.hooks.sampling import LossReduction
@@ -40,6 +40,11 @@ class Options:
     geometry: GeometryChoice = "euclidean"
     geometry_every: int = DEFAULT_EVERY
 
+    @property
+    def other_geometries(self) -> tuple[Geometry, ...]:
+        """Those to be measured beside the Euclidean one."""
+        return chosen_geometries(self.geometry)
+
     def unscale(self) -> Tensor | None:
         """What squares of gradients are multiplied by to undo the loss scale of now; None for nothing.
 
@@ -51,6 +56,7 @@ class Options:
     def __post_init__(self) -> None:
         _one_of("batch_unit", self.batch_unit, ("examples", "tokens"))
         _one_of("loss_reduction", self.loss_reduction, (None, "mean", "global_mean"))
+        chosen_geometries(self.geometry)
 
 
 def _one_of(name: str, given: object, allowed: tuple[str | None, ...]) -> None:

@@ -32,6 +32,8 @@ class Reading:
         divisor: What the sum over ranks was divided by.
         tally: Of this rank.
         learning_rate: Of the optimizer step that followed; None if there was none yet.
+        error: What went wrong with this rank's own numbers, which are then not there. The packet is,
+            for what it says holds on every rank.
     """
 
     step: int
@@ -41,6 +43,7 @@ class Reading:
     divisor: int
     tally: Tally
     learning_rate: float | None
+    error: Exception | None = None
 
 
 @dataclass(slots=True)
@@ -53,6 +56,7 @@ class Slot:
             in pieces by: a float64 vector over layer groups.
         shard_squares: Of a sharded model, this rank's part of the averaged gradient's squares.
         unscale: 0-d float64 factor of the squares that undoes a loss scale.
+        carried: 0-d float64; above 0 where the samples are not what they seem, as of Packet.
         cost_s: Host time spent in measuring so far.
     """
 
@@ -76,6 +80,7 @@ class Slot:
     _rate_copied: bool = False
     _geometry_numbers: int = 0
     _event: Any = None
+    _error: Exception | None = None
 
     def local_total(self) -> Tensor:
         """Per layer group, this rank's |g|^2, a float64 vector."""
@@ -125,6 +130,7 @@ class Slot:
                 divisor=self.divisor,
                 tally=self.tally,
                 learning_rate=rate,
+                error=self._error,
             )
             self.local_squares.clear()
             self.global_squares.clear()
@@ -133,26 +139,36 @@ class Slot:
     def _start_copy(self) -> None:
         if self.packet is None:
             raise RuntimeError("a slot was copied before its packet was sent")
-        device = self.packet.device
-        parts = [self.packet]
-        if self.global_squares:
-            parts.append(self._total(self.global_squares))
         if self.geometry is not None:
             self.geometry.wait()
-            if self.global_squares:
+        try:
+            own = self._own_numbers(self.packet.device)
+        except Exception as error:  # noqa: BLE001  told with the reading
+            self._error, own = error, []
+            self._geometry_numbers, self._rate_copied = 0, False
+        self.geometry = None
+        self._copy(torch.cat([self.packet, *own]))
+
+    def _own_numbers(self, device: torch.device) -> list[Tensor]:
+        """What only this rank knows, behind the packet: one step's numbers of the averaged gradient."""
+        parts: list[Tensor] = []
+        if self.global_squares:
+            parts.append(self._total(self.global_squares))
+            if self.geometry is not None:
                 parts.append(self.geometry.finish(unscale=self.unscale).to(device, non_blocking=True))
                 self._geometry_numbers = parts[-1].numel()
-            self.geometry = None
         if isinstance(self.learning_rate, Tensor):
             parts.append(self.learning_rate.double().reshape(1).to(device, non_blocking=True))
             self._rate_copied = True
-        combined = torch.cat(parts)
-        if device.type == "cpu":
-            self._host = combined
+        return parts
+
+    def _copy(self, numbers: Tensor) -> None:
+        if numbers.device.type == "cpu":
+            self._host = numbers
             return
-        self._host = torch.empty(combined.shape, dtype=combined.dtype, pin_memory=True)
-        self._host.copy_(combined, non_blocking=True)
-        self._event = torch.Event(device)
+        self._host = torch.empty(numbers.shape, dtype=numbers.dtype, pin_memory=True)
+        self._host.copy_(numbers, non_blocking=True)
+        self._event = torch.Event(numbers.device)
         self._event.record()
 
     def _total(self, squares: dict[int, Tensor]) -> Tensor:

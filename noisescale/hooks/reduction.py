@@ -14,6 +14,8 @@ from torch import Tensor
 class Share:
     """One rank's part of a packet, besides its square norms; all of it is summed over ranks.
 
+    Without a sample it is all zeros, but for what is told.
+
     Attributes:
         active: 1 if the rank has a sample, 0 if it ran out of data (Join) or cannot measure.
         samples: How many it has: 1, or its micro-batches.
@@ -27,15 +29,15 @@ class Share:
         every: Rank 0's wish; 0 from all others, so that the sum is the wish.
     """
 
-    active: int
-    samples: int
-    weight_over_count: float
-    squared_weight_over_count: float
-    count: int
-    examples: int
-    failed: int
-    leaving: int
-    every: int
+    active: int = 0
+    samples: int = 0
+    weight_over_count: float = 0.0
+    squared_weight_over_count: float = 0.0
+    count: int = 0
+    examples: int = 0
+    failed: int = 0
+    leaving: int = 0
+    every: int = 0
 
     def numbers(self) -> list[float]:
         """In the order of CONTROL, without `carried`."""
@@ -49,8 +51,9 @@ class Packet:
     """A packet after the all-reduce: sums over ranks.
 
     Attributes:
-        carried: Square norm of a gradient that was there before a backward pass that should have
-            begun from zero: above 0, micro-batches are accumulated without no_sync().
+        carried: Above 0, the samples are not what they seem. Under DDP the square norm of a gradient that
+            was there before a backward pass that should have begun from zero: micro-batches are accumulated
+            without no_sync(). At normalization layers, parameters whose gradient is not the examples' sum.
         local_squares: Per layer group, the sum over active ranks of |g_k|^2.
     """
 

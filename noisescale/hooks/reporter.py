@@ -151,22 +151,30 @@ class RankZeroReporter:
         self._seq = 0
         self._sent_at = float("-inf")
         self._refused = False
+        self._broken = False
         self._closed = False
         self._pid = os.getpid()
         self._pulse: threading.Thread | None = None
 
     def take(self, reading: Reading) -> None:
-        """One measured step: into the open block, and blocks that are full to the sink."""
-        if self._refused or self._closed:
+        """One measured step: into the open block, and blocks that are full to the sink.
+
+        What it raises stops the reports too.
+        """
+        if self._refused or self._closed or self._broken:
             return
-        step = self._reader.read(reading)
-        if step is None:
-            return
-        with self._lock:
-            self._micro_batches = max(reading.tally.micro_batches, 1)
-            self._keep(self._builder.add(step))
-            self._start_pulse()
-            self.send_if_due()
+        try:
+            step = self._reader.read(reading)
+            if step is None:
+                return
+            with self._lock:
+                self._micro_batches = max(reading.tally.micro_batches, 1)
+                self._keep(self._builder.add(step))
+                self._start_pulse()
+                self.send_if_due()
+        except Exception:
+            self._broken = True  # who calls says so; the pulse and the end would only meet it again
+            raise
 
     def refuse(self, why: str) -> None:
         """Say so once, and forget what was measured and not yet sent."""
@@ -213,9 +221,18 @@ class RankZeroReporter:
             return True
         with self._lock:
             self._closed = True
-            self._keep(self._builder.close(final=True))
-            self._send(ended=True)
-        return self._sink is None or self._sink.close(timeout_s)
+            try:
+                self._keep(self._builder.close(final=True))
+                self._send(ended=True)
+            except Exception as error:  # noqa: BLE001  a job must not fail at its end for this
+                self.give_up(error)
+        return (self._sink is None or self._sink.close(timeout_s)) and not self._broken
+
+    def give_up(self, error: Exception) -> None:
+        """Report nothing more, and say so once."""
+        if not self._broken:
+            self._broken = True
+            _log.error("noisescale stops reporting; training is not affected", exc_info=error)
 
     def state(self, *, passes: int) -> dict[str, Any]:
         """See noisescale.hooks.checkpoint.
@@ -247,7 +264,7 @@ class RankZeroReporter:
     def send_if_due(self) -> None:
         """What the pulse does every second: old blocks go, and a sign of life now and then."""
         with self._lock:
-            if self._sink is None or self._closed or self._refused:
+            if self._sink is None or self._closed or self._refused or self._broken:
                 return
             if self._builder.age_s() >= self._builder.max_age_s:
                 self._keep(self._builder.close())
@@ -258,7 +275,7 @@ class RankZeroReporter:
 
     @property
     def is_open(self) -> bool:
-        return not self._closed
+        return not (self._closed or self._broken)
 
     def _keep(self, blocks: list[Block]) -> None:
         self._kept.extend(blocks)
@@ -291,5 +308,8 @@ def _pulse(reporter: "weakref.ref[RankZeroReporter]") -> None:
         alive = reporter()
         if alive is None or not alive.is_open:
             return
-        alive.send_if_due()
+        try:
+            alive.send_if_due()
+        except Exception as error:  # noqa: BLE001  a thread that ends by it would say so in no log
+            alive.give_up(error)
         del alive

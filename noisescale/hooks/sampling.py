@@ -47,9 +47,7 @@ class Sampling:
         return tally.mean_inverse if self.by == "micro_batch" else tally.inverse_count
 
     def squared_weight_over_count(self, tally: Tally) -> float:
-        """sum_k w_k^2 / n_k of one rank, likewise."""
-        if self.by == "norm_layers":
-            return 1.0 / tally.count if tally.count else 0.0
+        """sum_k w_k^2 / n_k of one rank, likewise; for single examples too, as w_k = 1 / (M n)."""
         return tally.inverse_count
 
     def micro_batch_factor(self, count: int) -> float:
@@ -68,7 +66,7 @@ class Sampling:
     def rank_factor(self, tally: Tally) -> float:
         """What a rank's sum of squares is multiplied by at the end."""
         if self.by == "norm_layers":
-            return float(tally.count)
+            return float(tally.micro_batches)
         if self.by == "micro_batch":
             return float(tally.micro_batches) if self.loss_reduction == "mean" else 1.0
         return self.micro_batch_factor(tally.count)

@@ -157,6 +157,7 @@ class StepwiseCapture:
         squares: Takes the samples.
         summed: The parameters that the optimizer steps on, of those that are sampled.
         replicas: Ranks that hold each shard; None where nothing is sharded.
+        carried: Asked after the samples were taken: as of Slot.
 
     Attributes:
         monitor: The noise scale.
@@ -171,11 +172,14 @@ class StepwiseCapture:
         squares: SampleSquares,
         summed: Sequence[Tensor],
         replicas: int | None = None,
+        carried: Callable[[], Tensor | None] = lambda: None,
     ) -> None:
         self._options = options
         self._measuring = built.measuring
         self._reporter = built.reporter
         self._replicas = replicas
+        self._carried = carried
+        self._host_s = 0.0
         self._forwards = Forwards(built.measuring, options)
         self._alone = 0
         self._squares = squares
@@ -214,33 +218,43 @@ class StepwiseCapture:
         counted = self._forwards.count(module, args, kwargs)
         if counted is None:
             return
+        measured = self._measuring.decide()
+        started = time.perf_counter()
         try:
-            if self._measuring.decide():
+            if measured:
                 self._squares.watch(self._measuring.geometry)
                 self._sums.watch()
             self._squares.next_micro_batch(counted)
         except Exception as error:  # noqa: BLE001  training must go on; all ranks are told in the packet
             self._measuring.fail(error)
+        self._host_s += time.perf_counter() - started
 
     def _before_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         tally = self._forwards.take()
         slot = self._measuring.begin_pass(tally, divisor=self._measuring.world_size)
+        before_s, self._host_s = self._host_s, 0.0
         if slot is None:
             self._unwatch()
             return
+        started = time.perf_counter()
+        slot.cost_s += before_s + self._squares.cost_s + self._sums.cost_s
         try:
             self._take(slot)
         except Exception as error:  # noqa: BLE001  training must go on; all ranks are told in the packet
             self._measuring.fail(error)
         self._unwatch()
+        slot.cost_s += time.perf_counter() - started
         self._measuring.send(slot)
-        self._watch_for_accumulation(self._measuring.sampling.samples(tally))
+        try:
+            self._watch_for_accumulation(self._measuring.sampling.samples(tally))
+        except Exception as error:  # noqa: BLE001  training must go on; all ranks are told in the next packet
+            self._measuring.fail(error)
 
     def _take(self, slot: Slot) -> None:
         slot.unscale = self._options.unscale()  # still the one of the backward passes
-        slot.cost_s += self._squares.cost_s + self._sums.cost_s
         sampled = self._squares.sampled
         slot.local_squares[0] = self._squares.take(micro_batches=slot.tally.micro_batches)
+        slot.carried = self._carried()
         summed = self._sums.take(sampled)
         if self._replicas is None:
             slot.global_squares[0] = summed

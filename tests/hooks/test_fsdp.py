@@ -1,8 +1,8 @@
 """Models sharded by fully_shard are measured as float64 gradients of every micro-batch say."""
 
+import contextlib
 import copy
 import functools
-import importlib
 from collections.abc import Sequence
 from typing import Any
 
@@ -24,6 +24,7 @@ from torch.utils.checkpoint import checkpoint
 import noisescale
 from noisescale.errors import UnsupportedModelError
 from noisescale.moments import StepMoments
+from tests.hooks.faults import Fault
 from tests.hooks.ranks import Rank, Ranks
 from tests.hooks.test_micro_batches import gradients_of, moments_of
 from tests.hooks.training import Reports, SmallNet, batch_of, logged, small_net, sum_of
@@ -249,37 +250,27 @@ def test_groups_of_shards(two_ranks: Ranks) -> None:
     assert 0 < sums["middle"] < sums["total"]
 
 
-def failing_job(rank: Rank, *, where: str, at_rank: int) -> tuple[bool, list[str]]:
-    """Measuring raises on one rank, from its 5th call on."""
+def failing_job(rank: Rank, *, where: str, at_rank: int) -> tuple[bool, list[str], int]:
+    """Measuring raises on one rank, from step 4 on."""
     results = []
-    module_name, _, name = where.rpartition(".")
-    module = importlib.import_module(f"noisescale.hooks.{module_name}")
-    real, calls = getattr(module, name), 0
-
-    def failing(*arguments: Any, **named: Any) -> Any:
-        nonlocal calls
-        calls += 1
-        if calls > 4:
-            raise RuntimeError("injected")
-        return real(*arguments, **named)
-
-    with logged() as lines:
+    fault = Fault()
+    broken = fault.inside(where) if rank.rank == at_rank else contextlib.nullcontext()
+    with logged() as lines, broken:
         for measured in (False, True):
             model = sharded_net()
             optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
             if measured:
-                if rank.rank == at_rank:
-                    setattr(module, name, failing)
                 monitor = noisescale.attach(model, optimizer, every=1)
             for step in range(15):
+                fault.on = measured and step >= 4
                 optimizer.zero_grad()
                 loss_of_sharded(model, rank.rank, step).backward()
                 optimizer.step()
             if measured:
                 monitor.close()
             results.append(whole_state(model))
-    setattr(module, name, real)
-    return all(torch.equal(results[0][name], results[1][name]) for name in results[0]), lines
+    same = all(torch.equal(results[0][name], results[1][name]) for name in results[0])
+    return same, lines, fault.raised
 
 
 @pytest.mark.parametrize("at_rank", [0, 1])
@@ -291,12 +282,18 @@ def failing_job(rank: Rank, *, where: str, at_rank: int) -> tuple[bool, list[str
         "stepwise.square_norm",
         "forwards.count_by",
         "stepwise.learning_rate_of",
+        "stepwise.StepwiseCapture._take",
+        "stepwise.StepwiseCapture._watch_for_accumulation",
+        "stepwise.SumSquares.watch",
+        "options.Options.unscale",
+        "measuring.pack",
     ],
 )
 def test_failure_on_one_rank_of_a_sharded_model(two_ranks: Ranks, where: str, at_rank: int) -> None:
     """Told once, and both ranks train on with the same bits."""
     answers = two_ranks.run(failing_job, where=where, at_rank=at_rank)
-    assert [same for same, _ in answers] == [True, True]
+    assert [same for same, _, _ in answers] == [True, True]
+    assert answers[at_rank][2] > 0, "the fault was never met"
     failed = [line for line in answers[at_rank][1] if "failed on rank" in line]
     assert len(failed) == 1
 

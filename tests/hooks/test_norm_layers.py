@@ -1,18 +1,22 @@
 """Per-example gradients at normalization layers, in one process without accumulation."""
 
 import copy
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
+from torch.utils.checkpoint import checkpoint
 
 import noisescale
 from noisescale.blocks import Block
-from noisescale.errors import UnsupportedModelError
+from noisescale.errors import InvalidInputError, UnsupportedModelError
 from noisescale.estimate import estimate
+from noisescale.hooks import norm_layers
+from noisescale.hooks.norm_layers import NOT_THEIR_SUM
 from noisescale.moments import SampleGeometry, step_moments
 from noisescale.recommend import recommend_run
 from noisescale.wire import RunInfo
@@ -65,8 +69,12 @@ def batch(step: int) -> tuple[Tensor, Tensor]:
     )
 
 
-def reference(model: nn.Module, step: int) -> tuple[float, float]:
-    """A step's moments from torch.func's per-example gradients of the norm layers, in float64."""
+def reference(model: nn.Module, step: int, sizes: Sequence[int] = (EXAMPLES,)) -> tuple[float, float]:
+    """A step's moments from torch.func's per-example gradients of the norm layers, in float64.
+
+    Args:
+        sizes: Of the micro-batches; an example weighs 1 / (micro-batches x the size of its own).
+    """
     alone = copy.deepcopy(model).double()
     own = (nn.LayerNorm, nn.RMSNorm, nn.GroupNorm)
     names = {
@@ -86,17 +94,30 @@ def reference(model: nn.Module, step: int) -> tuple[float, float]:
 
     rows = vmap(grad(loss), in_dims=(None, 0, 0))(chosen, inputs.double(), labels)
     gradients = torch.cat([row.reshape(EXAMPLES, -1) for row in rows.values()], dim=1)
+    weights = [1 / (len(sizes) * size) for size in sizes for _ in range(size)]
+    weighed = torch.tensor(weights, dtype=torch.float64)
     moments = step_moments(
-        local_sq=float(gradients.square().sum(dim=1).mean()),
-        global_sq=float(gradients.mean(dim=0).square().sum()),
-        geometry=SampleGeometry.of(counts=[1] * EXAMPLES, weights=[1 / EXAMPLES] * EXAMPLES),
+        local_sq=float(weighed @ gradients.square().sum(dim=1)),
+        global_sq=float((weighed @ gradients).square().sum()),
+        geometry=SampleGeometry.of(counts=[1] * EXAMPLES, weights=weights),
     )
     return moments.trace_covariance, moments.true_grad_sq_norm
 
 
+def plain_loss(model: nn.Module, inputs: Tensor, labels: Tensor) -> Tensor:
+    return nn.functional.cross_entropy(model(inputs), labels)
+
+
 def train(
-    make: Callable[[], nn.Module], *, measured: bool = True, steps: int = 6, split: int = 1, **attach: Any
+    make: Callable[[], nn.Module],
+    *,
+    measured: bool = True,
+    steps: int = 6,
+    sizes: Sequence[int] = (EXAMPLES,),
+    loss: Callable[[nn.Module, Tensor, Tensor], Tensor] | None = None,
+    **attach: Any,
 ) -> tuple[Reports, list[tuple[float, float]], dict[str, Tensor]]:
+    """One process's job; what was reported, what torch.func says, and the weights it ends with."""
     model = make()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
     reports = Reports()
@@ -108,11 +129,11 @@ def train(
     wanted = []
     for step in range(steps):
         if measured:
-            wanted.append(reference(model, step))
+            wanted.append(reference(model, step, sizes))
         optimizer.zero_grad()
         inputs, labels = batch(step)
-        for part, answers in zip(inputs.chunk(split), labels.chunk(split), strict=True):
-            (nn.functional.cross_entropy(model(part), answers) / split).backward()
+        for part, answers in zip(inputs.split(list(sizes)), labels.split(list(sizes)), strict=True):
+            ((loss or plain_loss)(model, part, answers) / len(sizes)).backward()
         nn.utils.clip_grad_norm_(model.parameters(), 0.1)
         optimizer.step()
     if monitor is not None:
@@ -121,10 +142,10 @@ def train(
 
 
 @pytest.mark.parametrize("make", [Sequences, Images])
-@pytest.mark.parametrize("split", [1, 3])
-def test_norm_layers_equal_torch_func(make: Callable[[], nn.Module], split: int) -> None:
-    """Exact against torch.func for these parameters, with one micro-batch a step and with three."""
-    reports, wanted, weights = train(make, split=split)
+@pytest.mark.parametrize("sizes", [(12,), (4, 4, 4), (7, 3, 2)], ids=["one", "three", "uneven"])
+def test_norm_layers_equal_torch_func(make: Callable[[], nn.Module], sizes: tuple[int, ...]) -> None:
+    """Exact against torch.func for these parameters, with one micro-batch a step, three, and uneven ones."""
+    reports, wanted, weights = train(make, sizes=sizes)
     blocks = [block for report in reports for block in report.blocks]
     (entry,) = {sums.key for block in blocks for sums in block.sums}
     assert entry == ("total", "norm_layers")
@@ -132,7 +153,151 @@ def test_norm_layers_equal_torch_func(make: Callable[[], nn.Module], split: int)
     assert steps == len(wanted)
     assert trace == pytest.approx(sum(t for t, _ in wanted), rel=1e-4)
     assert signal == pytest.approx(sum(s for _, s in wanted), rel=1e-3, abs=1e-5 * trace)
-    assert same_bits(weights, train(make, measured=False, split=split)[2])
+    assert same_bits(weights, train(make, measured=False, sizes=sizes)[2])
+
+
+def checked(make: Callable[[], nn.Module], **job: Any) -> None:
+    """A job's sums are torch.func's, and its weights those without the monitor."""
+    reports, wanted, weights = train(make, **job)
+    trace, signal, steps = reports.sums()
+    assert steps == len(wanted)
+    assert trace == pytest.approx(sum(t for t, _ in wanted), rel=1e-4)
+    assert signal == pytest.approx(sum(s for _, s in wanted), rel=1e-3, abs=1e-5 * trace)
+    assert same_bits(weights, train(make, measured=False, **job)[2])
+
+
+def test_the_cost_of_norms_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
+    """every="auto" counts the time that the layers' norms take, in forward and in backward."""
+    real = norm_layers._per_example
+
+    def slow(*arguments: Any) -> Any:
+        time.sleep(0.005)
+        return real(*arguments)
+
+    monkeypatch.setattr(norm_layers, "_per_example", slow)
+    model = Sequences()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+    with noisescale.attach(model, optimizer, every=1, samples="norm_layers") as monitor:
+        for step in range(8):
+            optimizer.zero_grad()
+            plain_loss(model, *batch(step)).backward()
+            optimizer.step()
+    costs = monitor._capture._measuring.meter._costs  # type: ignore[attr-defined]  # of this capture
+    # LayerNorm is used twice and RMSNorm once: the sleeps alone take so long.
+    assert min(costs) >= 3 * 0.005
+
+
+class Named(Sequences):
+    """Calls its layers by keyword, and changes their outputs in place."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        hidden = torch.relu_(self.norm(input=self.first(x)))
+        hidden = self.rms(hidden)
+        hidden += 1
+        result: Tensor = self.last(hidden).mean(dim=1)
+        return result
+
+
+def test_layers_called_by_keyword_and_changed_in_place() -> None:
+    """A layer's input may come by keyword, and its output may be overwritten, as ReLU(inplace=True) does."""
+    checked(Named)
+
+
+class Checkpointed(Sequences):
+    """One norm layer is run again in backward."""
+
+    reentrant = False
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.norm.weight.dtype == torch.float64:  # the reference: torch.func knows no checkpoints
+            hidden = self._inside(x)
+        else:
+            x = x.clone().requires_grad_()
+            hidden = checkpoint(self._inside, x, use_reentrant=self.reentrant)
+        result: Tensor = self.last(self.rms(hidden)).mean(dim=1)
+        return result
+
+    def _inside(self, x: Tensor) -> Tensor:
+        return torch.tanh(self.norm(self.first(x)))
+
+
+class Reentrant(Checkpointed):
+    """By reentrant checkpointing."""
+
+    reentrant = True
+
+
+@pytest.mark.parametrize("make", [Checkpointed, Reentrant])
+def test_checkpointed_norm_layers(make: Callable[[], nn.Module]) -> None:
+    """A layer that is run again in backward counts once."""
+    checked(make)
+
+
+def looked_at(model: nn.Module, inputs: Tensor, labels: Tensor) -> Tensor:
+    """A loss whose gradients are also taken by torch.autograd.grad()."""
+    inputs = inputs.clone().requires_grad_()
+    output: Tensor = model(inputs)
+    torch.autograd.grad(output.sum(), inputs, retain_graph=True)
+    return nn.functional.cross_entropy(output, labels)
+
+
+def test_autograd_grad_is_not_counted() -> None:
+    """What torch.autograd.grad() sends through the layers is no part of the step."""
+    checked(Sequences, loss=looked_at)
+
+
+def penalised(model: nn.Module, inputs: Tensor, labels: Tensor) -> Tensor:
+    """A loss with a gradient penalty, which reaches the layers' weights past their outputs."""
+    inputs = inputs.clone().requires_grad_()
+    output: Tensor = model(inputs)
+    (slope,) = torch.autograd.grad(output.sum(), inputs, create_graph=True)
+    return nn.functional.cross_entropy(output, labels) + slope.square().mean()
+
+
+class OtherAxis(nn.LayerNorm):
+    """Normalizes the second dimension of images, with LayerNorm's name and parameters."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        normal = nn.functional.layer_norm(
+            x.permute(0, 2, 3, 1), self.normalized_shape, self.weight, self.bias, self.eps
+        )
+        return normal.permute(0, 3, 1, 2)
+
+
+class OtherImages(nn.Module):
+    """As wide as its images are, so that the wrong axis would fit too."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(4)
+        self.first = nn.Conv2d(1, 6, 3, padding=1)
+        self.norm = OtherAxis(6)
+        self.last = nn.Linear(6 * 30, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        hidden = torch.relu(self.norm(self.first(x.view(-1, 1, 5, 6))))
+        result: Tensor = self.last(hidden.flatten(1))
+        return result
+
+
+@pytest.mark.parametrize(
+    ("make", "loss"), [(Sequences, penalised), (OtherImages, plain_loss)], ids=["penalty", "own-forward"]
+)
+def test_gradients_that_are_not_the_examples_sum_are_refused(
+    make: Callable[[], nn.Module], loss: Callable[[nn.Module, Tensor, Tensor], Tensor]
+) -> None:
+    """Where the examples' gradients do not add up to the layer's: one error, no figure, same weights."""
+    with logged() as lines:
+        model = make()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
+        reports = Reports()
+        with noisescale.attach(model, optimizer, every=1, report_to=reports, samples="norm_layers"):
+            for step in range(12):
+                optimizer.zero_grad()
+                loss(model, *batch(step)).backward()
+                optimizer.step()
+    assert reports.sums()[2] == 0
+    assert [line for line in lines if line.startswith("ERROR")] == [f"ERROR {NOT_THEIR_SUM}"]
 
 
 def test_labelled_as_a_proxy() -> None:
@@ -200,8 +365,10 @@ def test_batch_that_is_not_first_is_refused() -> None:
     [
         (nn.Linear(3, 3), {}, "no LayerNorm"),
         (nn.Sequential(nn.Linear(3, 3), nn.BatchNorm1d(3)), {}, "BatchNorm mixes"),
+        (nn.Sequential(nn.LayerNorm(3), nn.BatchNorm1d(3)), {}, "mix examples"),
         (Sequences(), {"batch_unit": "tokens"}, "batch_unit"),
         (Sequences(), {"geometry": "sign"}, "geometry"),
+        (Sequences(), {"geometry": ["euclidean", "adam"]}, "geometry"),
         (Sequences(), {"groups": ["*"]}, "groups"),
         (Sequences(), {"loss_reduction": "global_mean"}, "loss_reduction"),
     ],
@@ -212,3 +379,13 @@ def test_refusals(model: nn.Module, arguments: dict[str, Any], words: str) -> No
     with pytest.raises(UnsupportedModelError) as raised:
         noisescale.attach(model, optimizer, samples="norm_layers", **arguments)
     assert words in str(raised.value)
+
+
+@pytest.mark.parametrize("geometry", ["euclidean", ["euclidean"], ("euclidean", "euclidean"), []])
+def test_the_euclidean_geometry_is_no_wish(geometry: Any) -> None:
+    """geometry= may name what is there anyway, in any form that other captures take."""
+    model = Sequences()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+    noisescale.attach(model, optimizer, samples="norm_layers", geometry=geometry).close()
+    with pytest.raises(InvalidInputError, match="euklidean"):
+        noisescale.attach(model, optimizer, samples="norm_layers", geometry="euklidean")

@@ -1,7 +1,6 @@
 """Measuring never changes, stops or slows training, whatever goes wrong with it."""
 
 import copy
-import importlib
 import io
 import os
 import pickle
@@ -23,7 +22,7 @@ import noisescale
 from noisescale.errors import UnsupportedModelError
 from noisescale.wire import BlocksReport
 from tests.hooks.ranks import Rank, Ranks, RanksFailedError
-from tests.hooks.training import Reports, logged, loss_of, same_bits, small_net, train
+from tests.hooks.training import Reports, loss_of, same_bits, small_net, train
 
 MODES: dict[str, dict[str, Any]] = {
     "default": {},
@@ -94,53 +93,6 @@ def test_the_watch_for_waits_sees_one() -> None:
     with profile(activities=[ProfilerActivity.CPU]) as profiler:
         torch.ones(1).item()
     assert "aten::_local_scalar_dense" in [event.name for event in profiler.events()]
-
-
-def failing_job(rank: Rank, *, where: str, at_rank: int) -> tuple[bool, list[str], int]:
-    """One rank's measuring raises from step 5 on; same weights, what was logged, steps measured."""
-    plain = train(steps=30, measured=False)
-    calls = 0
-    module_name, _, where = where.rpartition(".")
-    module = importlib.import_module(f"noisescale.hooks.{module_name}")
-    real = getattr(module, where)
-
-    def failing(*arguments: Any, **named: Any) -> Any:
-        nonlocal calls
-        calls += 1
-        if calls > 5:
-            raise RuntimeError("injected")
-        return real(*arguments, **named)
-
-    if rank.rank == at_rank:
-        setattr(module, where, failing)
-    try:
-        with logged() as lines:
-            job = train(steps=30)
-    finally:
-        setattr(module, where, real)
-    steps = job.reports.sums()[2] if rank.rank == 0 else 0
-    return same_bits(plain.weights, job.weights), lines, steps
-
-
-@pytest.mark.parametrize(
-    ("where", "at_rank"),
-    [
-        ("groups.square_norm", 0),
-        ("groups.square_norm", 1),
-        ("forwards.count_by", 0),
-        ("forwards.count_by", 1),
-        ("ddp.learning_rate_of", 0),  # the other ranks do not read it
-    ],
-)
-def test_failure_on_one_rank_stops_measuring_on_all(two_ranks: Ranks, where: str, at_rank: int) -> None:
-    """Measuring that raises on one rank is told once, stops everywhere; both ranks train on, same bits."""
-    answers = two_ranks.run(failing_job, where=where, at_rank=at_rank)
-    assert [same for same, _, _ in answers] == [True, True]
-    own = [line for line in answers[at_rank][1] if "failed on rank" in line]
-    assert own == [f"ERROR noisescale failed on rank {at_rank} and stops measuring; training is not affected"]
-    if at_rank == 1:
-        assert "ERROR noisescale has stopped measuring: it failed on 1 rank(s)" in answers[0][1]
-    assert answers[0][2] < 10
 
 
 def bad_inner_job(rank: Rank, *, kind: str) -> str:

@@ -119,8 +119,9 @@ class SampledGeometries:
 class GeometryStep:
     """One step's samples, as they come in.
 
-    Call add() for each parameter of each sample and end_sample() for each sample; mean() on rank 0 for
-    each parameter's averaged gradient; then reduce(), and finish() when all of it is done.
+    Call weigh() first; add() for each parameter of each sample and end_sample() for each sample; mean() on
+    rank 0 for each parameter's averaged gradient; then ready(), or ready_nothing() where that or anything
+    before it went wrong; reduce(), and finish() when all of it is done.
     """
 
     setup: SampledGeometries
@@ -137,10 +138,12 @@ class GeometryStep:
     _small: Tensor | None = None
 
     def __post_init__(self) -> None:
-        setup = self.setup
-        self.weighing = [None] * len(setup.parameters)
-        if "adam" in setup.geometries:
-            self.weighing = preconditioners(setup.optimizer, setup.parameters)
+        self.weighing = [None] * len(self.setup.parameters)
+
+    def weigh(self) -> None:
+        """Take the weights of gradients from the optimizer's state, before it steps."""
+        if "adam" in self.setup.geometries:
+            self.weighing = preconditioners(self.setup.optimizer, self.setup.parameters)
 
     def add(self, index: int, gradient: Tensor, *, half: int, factor: float) -> None:
         """One parameter's gradient in one sample, as backward gives it, in the parameter's shape.
@@ -196,8 +199,13 @@ class GeometryStep:
             return torch.zeros(1, dtype=torch.float64, device=device)
         return self.local.reshape(1)
 
-    def reduce(self, group: dist.ProcessGroup | None, *, rank_factor: float, divisor: int) -> None:
-        """Start to sum over ranks what is larger than a packet; every rank calls it, whatever it has."""
+    def ready(self, *, rank_factor: float, divisor: int) -> None:
+        """Put together what is larger than a packet.
+
+        Args:
+            rank_factor: Of Sampling.rank_factor.
+            divisor: What the sum of gradients over ranks is divided by.
+        """
         setup = self.setup
         self.divisor = divisor
         if not setup.signed:
@@ -206,7 +214,7 @@ class GeometryStep:
             self.signed[i] if i in self.signed else torch.zeros_like(setup.parameters[i])
             for i in setup.signed
         ]
-        self._signed_sum = torch.cat([part.reshape(-1).to(setup.dtype) for part in parts]) / divisor
+        self._signed_sum = torch.cat([part.reshape(-1).to(setup.dtype) for part in parts]).div_(divisor)
         small = [self.terms if self.terms is not None else torch.zeros(5, dtype=torch.float64)]
         for i in setup.matrices:
             rows = min(_matrix_shape(setup.parameters[i]))
@@ -215,6 +223,21 @@ class GeometryStep:
                 product = torch.zeros(rows, rows, dtype=torch.float64)
             small.append(product.reshape(-1) * rank_factor)
         self._small = torch.cat([piece.to(self._device, non_blocking=True) for piece in small])
+
+    def ready_nothing(self) -> None:
+        """The same without anything in it, where it could not be had."""
+        setup, device = self.setup, self._device
+        self._let_go()
+        if setup.signed:
+            signed = sum(setup.parameters[i].numel() for i in setup.signed)
+            small = 5 + sum(min(_matrix_shape(setup.parameters[i])) ** 2 for i in setup.matrices)
+            self._signed_sum = torch.zeros(signed, dtype=setup.dtype, device=device)
+            self._small = torch.zeros(small, dtype=torch.float64, device=device)
+
+    def reduce(self, group: dist.ProcessGroup | None) -> None:
+        """Start to sum over ranks what is ready; every rank calls it, whatever it has."""
+        if self._signed_sum is None or self._small is None:
+            return
         self.works = [sum_over_ranks(self._signed_sum, group), sum_over_ranks(self._small, group)]
 
     def is_ready(self) -> bool:
@@ -333,7 +356,7 @@ class GeometryStep:
         self.signed.clear()
         self.products.clear()
         self.means.clear()
-        self.weighing = []
+        self.weighing = [None] * len(self.setup.parameters)
         self._signed_sum = None
 
 
