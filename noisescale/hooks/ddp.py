@@ -43,6 +43,9 @@ from noisescale.hooks.publish import Slot
 from noisescale.hooks.run_info import Tuned
 from noisescale.hooks.sampling import LossReduction, SampledBy
 
+MIN_RANKS = 2
+"""One rank has no spread."""
+
 
 def noise_scale_hook(state: "NoiseScaleState", bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
     """A DDP communication hook: averages as DDP does, and measures on the way."""
@@ -390,7 +393,7 @@ def check_model(model: object) -> None:
             "(FSDP2; the older FullyShardedDataParallel wrapper is not measured), or, where one process "
             'accumulates micro-batches, say attach(model, optimizer, samples="micro_batch")'
         )
-    if dist.get_world_size(model.process_group) < 2:
+    if dist.get_world_size(model.process_group) < MIN_RANKS:
         raise UnsupportedModelError(
             "the model's process group has 1 rank, and the noise scale is the spread between ranks; start "
             "at least 2: torchrun --nproc-per-node 2 train.py"

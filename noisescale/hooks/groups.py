@@ -64,8 +64,9 @@ class LayerGroups:
         chosen = [i for i, parameter in enumerate(parameters) if id(parameter) in self._members]
         groups = torch.zeros(len(self.names) - 1, dtype=torch.float64, device=stacked.device)
         if chosen:
+            # Copied without waiting: indexing by numbers that lie on the host would wait for the device.
             where = torch.tensor([self._members[id(parameters[i])] - 1 for i in chosen])
-            picked = stacked if len(chosen) == len(squares) else stacked[torch.tensor(chosen)]
+            picked = stacked.index_select(0, torch.tensor(chosen).to(stacked.device, non_blocking=True))
             groups.index_add_(0, where.to(stacked.device, non_blocking=True), picked)
         return torch.cat([total, groups])
 

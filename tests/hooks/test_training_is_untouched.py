@@ -1,5 +1,6 @@
 """Measuring never changes, stops or slows training, whatever goes wrong with it."""
 
+import contextlib
 import copy
 import io
 import os
@@ -8,6 +9,8 @@ import subprocess
 import sys
 import threading
 import time
+from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -61,38 +64,86 @@ def test_unmeasured_steps_are_untouched_too(three_ranks: Ranks) -> None:
     assert all(three_ranks.run(seldom_job))
 
 
-def syncs_of_steps(rank: Rank) -> list[str]:
-    """What the profiler calls the host's waits for the device, in measured steps after the first."""
+WAITS = {
+    "aten::_local_scalar_dense",
+    "aten::item",
+    "aten::is_nonzero",
+    "aten::equal",
+    "aten::nonzero",
+    "aten::masked_select",
+    "aten::_linalg_check_errors",
+}
+"""What the profiler calls the host's waits for the device: a number is read, or a size depends on one."""
+
+WATCHED: dict[str, dict[str, Any]] = {
+    "default": {},
+    "groups": {"groups": ["first*", "last*"]},
+    "micro-batch samples": {"samples": "micro_batch"},
+    "geometries": {"geometry": ["adam", "sign", "spectral"], "geometry_every": 1},
+    "loss scale": {"grad_scaler": torch.amp.GradScaler("cpu", init_scale=256.0)},
+}
+
+
+def names_of_steps(rank: Rank, *, attach: dict[str, Any] | None) -> Counter[str]:
+    """What the profiler saw in 8 steps of 2 micro-batches, after the first ones."""
     model = DistributedDataParallel(small_net())
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
-    waits = {"aten::_local_scalar_dense", "aten::item", "aten::is_nonzero", "aten::equal"}
-    with noisescale.attach(model, optimizer, every=1, report_to=Reports()) as monitor:
-        for step in range(5):
-            optimizer.zero_grad()
-            loss_of(model, rank.rank, step, 8).backward()
-            optimizer.step()
-        with profile(activities=[ProfilerActivity.CPU]) as profiler:
-            for step in range(5, 20):
-                optimizer.zero_grad()
-                loss_of(model, rank.rank, step, 8).backward()
-                optimizer.step()
-        names = [event.name for event in profiler.events()]
-        assert "aten::linalg_vector_norm" in names  # it did watch the measuring
-        if rank.rank == 0:
-            assert monitor.estimate().measured_steps > 0
-    return [name for name in names if name in waits]
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
+    scaler = (attach or {}).get("grad_scaler")
+    monitor = None
+    if attach is not None:
+        monitor = noisescale.attach(model, optimizer, every=1, report_to=Reports(), **attach)
 
+    def step(number: int) -> None:
+        optimizer.zero_grad()
+        for index in range(2):
+            with contextlib.nullcontext() if index else model.no_sync():
+                loss = loss_of(model, rank.rank, 2 * number + index, 8) / 2
+                (scaler.scale(loss) if scaler is not None else loss).backward()
+        optimizer.step()
 
-def test_no_step_waits_for_the_device(two_ranks: Ranks) -> None:
-    """The profiler sees no item(), and nothing else that makes the host wait, in 15 measured steps."""
-    assert two_ranks.run(syncs_of_steps) == [[], []]
-
-
-def test_the_watch_for_waits_sees_one() -> None:
-    """The names that the test above looks for are those that item() has."""
+    for number in range(5):
+        step(number)
     with profile(activities=[ProfilerActivity.CPU]) as profiler:
-        torch.ones(1).item()
-    assert "aten::_local_scalar_dense" in [event.name for event in profiler.events()]
+        for number in range(5, 13):
+            step(number)
+    if monitor is not None:
+        monitor.close()
+        if rank.rank == 0:
+            assert monitor.estimate().measured_steps == 13
+    return Counter(event.name for event in profiler.events())
+
+
+def waits_of_measuring(rank: Rank, *, mode: str) -> dict[str, int]:
+    """Waits in measured steps beyond those of the same steps without: Adam itself has some."""
+    plain = names_of_steps(rank, attach=None)
+    measured = names_of_steps(rank, attach=WATCHED[mode])
+    assert measured["aten::linalg_vector_norm"] > plain["aten::linalg_vector_norm"]  # it saw the measuring
+    return {name: measured[name] - plain[name] for name in WAITS if measured[name] != plain[name]}
+
+
+@pytest.mark.parametrize("mode", WATCHED)
+def test_no_step_waits_for_the_device(two_ranks: Ranks, mode: str) -> None:
+    """The profiler sees no item(), and nothing else that makes the host wait, in 8 measured steps."""
+    assert two_ranks.run(waits_of_measuring, mode=mode) == [{}, {}]
+
+
+def test_the_watch_for_waits_sees_them() -> None:
+    """The names that the test above looks for are those that waiting has."""
+    numbers = torch.eye(2)
+    waiting: dict[str, Callable[[], object]] = {
+        "aten::_local_scalar_dense": lambda: numbers[0, 0].item(),
+        "aten::item": lambda: float(numbers[0, 0]),
+        "aten::is_nonzero": lambda: bool(numbers[0, 0] > 0),
+        "aten::equal": lambda: torch.equal(numbers, numbers),
+        "aten::nonzero": lambda: numbers[numbers > 0],
+        "aten::masked_select": lambda: numbers.masked_select(numbers > 0),
+        "aten::_linalg_check_errors": lambda: torch.linalg.cholesky(numbers),
+    }
+    assert waiting.keys() == WAITS
+    for name, wait in waiting.items():
+        with profile(activities=[ProfilerActivity.CPU]) as profiler:
+            wait()
+        assert name in [event.name for event in profiler.events()]
 
 
 def bad_inner_job(rank: Rank, *, kind: str) -> str:

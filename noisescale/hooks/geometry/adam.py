@@ -38,10 +38,10 @@ def _preconditioner(state: Mapping[str, Any] | None, group: Mapping[str, Any] | 
     if not state or group is None or "exp_avg_sq" not in state:
         return None
     second: Tensor = state.get("max_exp_avg_sq", state["exp_avg_sq"])
-    # On the CPU, or with capturable or fused on the device: either way not read by the host.
+    # On the CPU, or with capturable or fused on the device: either way not read by the host. Nor is beta2
+    # copied to the device, which would make the host wait.
     steps = torch.as_tensor(state["step"], dtype=torch.float64)
-    beta2 = torch.as_tensor(group["betas"][1], dtype=torch.float64, device=steps.device)
-    correction = (1 - beta2**steps).sqrt()
+    correction = (1 - group["betas"][1] ** steps).sqrt()
     root = second.to(torch.promote_types(second.dtype, torch.float32)).sqrt()
     return torch.where(root > 0, 1 / (root / correction.to(root.dtype) + group["eps"]), 0.0)
 
