@@ -36,7 +36,6 @@ class Assembly:
     optimizer: Optimizer
     groups: LayerGroups
     run: str
-    attempt: int
 
     @property
     def reports(self) -> bool:
@@ -107,7 +106,7 @@ def assemble(
             attempt=attempt,
         )
     else:
-        reporter = SilentReporter(rank=rank, batch_unit=options.batch_unit, meter=meter)
+        reporter = SilentReporter(rank=rank, batch_unit=options.batch_unit, meter=meter, attempt=attempt)
     measuring = Measuring(
         group=group,
         device=device or _device_of(model),
@@ -119,9 +118,7 @@ def assemble(
         sharded=sharded,
         carried_means=carried_means,
     )
-    return Assembly(
-        measuring=measuring, reporter=reporter, optimizer=trained_by, groups=groups, run=name, attempt=attempt
-    )
+    return Assembly(measuring=measuring, reporter=reporter, optimizer=trained_by, groups=groups, run=name)
 
 
 def trainable(model: nn.Module) -> list[nn.Parameter]:

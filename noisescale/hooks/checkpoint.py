@@ -22,16 +22,18 @@ class RestoredRun:
     Attributes:
         next_step: Number of the first optimizer step to come.
         every: Every how many steps one was measured.
+        attempt: That saved it; 0 where the state does not say.
     """
 
     blocks: list[Block]
     builder: BlockBuilder
     next_step: int
     every: int
+    attempt: int = 0
 
 
 def run_state(
-    *, builder: BlockBuilder, blocks: Iterable[Block], next_step: int, every: int
+    *, builder: BlockBuilder, blocks: Iterable[Block], next_step: int, every: int, attempt: int
 ) -> dict[str, Any]:
     """All that a monitor needs to go on as if it had never stopped, the open block included."""
     held = [*builder._steps, *([builder._odd] if builder._odd is not None else [])]
@@ -40,6 +42,7 @@ def run_state(
         "batch_unit": builder.batch_unit,
         "next_step": next_step,
         "every": every,
+        "attempt": attempt,
         "blocks": [block.model_dump(mode="json") for block in blocks],
         "open_block": {
             "first_step": builder.first_step,
@@ -76,6 +79,7 @@ def restored_run(state: Mapping[str, Any], *, like: BlockBuilder) -> RestoredRun
             builder=_builder_from(state["open_block"], like=like),
             next_step=int(state["next_step"]),
             every=int(state["every"]),
+            attempt=int(state.get("attempt", 0)),
         )
     except (KeyError, TypeError, ValueError) as error:
         raise StateError(f"this is no state of a noisescale monitor: {error!r}") from error

@@ -150,7 +150,7 @@ class NoiseScaleState:
             trained_by.register_step_post_hook(self._after_step),
             probed.register_hook(_Probe(self, probed)),  # type: ignore[no-untyped-call]  # torch has no types for it
         ]
-        self.monitor = Monitor(self, built.reporter, run=built.run, attempt=built.attempt)
+        self.monitor = Monitor(self, built.reporter, run=built.run)
 
     @property
     def passes(self) -> int:

@@ -50,17 +50,20 @@ class Monitor:
 
     Attributes:
         run: The run's name.
-        attempt: Milliseconds since 1970 at attaching: which start of the job this is.
     """
 
-    def __init__(self, capture: Capture, reporter: Reporter, *, run: str, attempt: int) -> None:
+    def __init__(self, capture: Capture, reporter: Reporter, *, run: str) -> None:
         self.run = run
-        self.attempt = attempt
         self._capture = capture
         self._reporter = reporter
         self._closed = False
         self._pid = os.getpid()
         atexit.register(_close_at_exit, weakref.ref(self))
+
+    @property
+    def attempt(self) -> int:
+        """Which start of the job this is: milliseconds since 1970 at attaching; later than any it goes on from."""
+        return self._reporter.attempt
 
     def estimate(self) -> Estimate:
         """The noise scale of the current regime (one batch size, one smooth stretch of LR).

@@ -38,6 +38,10 @@ MAX_UNSENT_BLOCKS = 500
 class Reporter(Protocol):
     """What a monitor asks of either kind of reporter."""
 
+    @property
+    def attempt(self) -> int:
+        """Which start of the job this is."""
+
     def take(self, reading: Reading) -> None:
         """One measured step, in order."""
 
@@ -69,7 +73,8 @@ class Reporter(Protocol):
 class SilentReporter:
     """Of every rank but 0: takes nothing, keeps nothing, sends nothing."""
 
-    def __init__(self, *, rank: int, batch_unit: BatchUnit, meter: OverheadMeter) -> None:
+    def __init__(self, *, rank: int, batch_unit: BatchUnit, meter: OverheadMeter, attempt: int) -> None:
+        self.attempt = attempt
         self._rank = rank
         self._batch_unit: BatchUnit = batch_unit
         self._meter = meter
@@ -246,10 +251,14 @@ class RankZeroReporter:
                 blocks=self._kept,
                 next_step=self._reader.first_step + passes,
                 every=self._meter.every,
+                attempt=self.attempt,
             )
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Go on from a state(): step numbers, blocks, the open block.
+
+        The attempt becomes later than the one that saved it, though this machine's clock may be behind:
+        else what it repeats would not take the place of what was sent then.
 
         Raises:
             StateError: It is of another version or another batch unit, or no such state.
@@ -260,6 +269,7 @@ class RankZeroReporter:
             self._builder = restored.builder
             self._reader.first_step = restored.next_step
             self._meter.resume(restored.every)
+            self.attempt = max(self.attempt, restored.attempt + 1)
 
     def send_if_due(self) -> None:
         """What the pulse does every second: old blocks go, and a sign of life now and then."""

@@ -191,7 +191,7 @@ class StepwiseCapture:
             built.optimizer.register_step_pre_hook(UncopiedHook(self, "_before_step")),
             built.optimizer.register_step_post_hook(UncopiedHook(self, "_after_step")),
         ]
-        self.monitor = Monitor(self, built.reporter, run=built.run, attempt=built.attempt)
+        self.monitor = Monitor(self, built.reporter, run=built.run)
 
     @property
     def passes(self) -> int:

@@ -141,3 +141,23 @@ def test_wrong_states_are_refused(two_ranks: Ranks) -> None:
     assert "99" in told[1]
     assert "tokens" in told[2]
     assert "no state" in told[3]
+
+
+def test_attempt_is_later_than_the_one_that_saved() -> None:
+    """On a machine whose clock is an hour behind, a job that goes on still reports as a later attempt."""
+    model = small_net()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+    reports = Reports()
+    with noisescale.attach(model, optimizer, samples="micro_batch", every=1, report_to=reports) as monitor:
+        state = monitor.state_dict()
+        state["attempt"] += 3_600_000
+        monitor.load_state_dict(through_a_file(state))
+        assert monitor.attempt == state["attempt"] + 1
+    assert [report.attempt for report in reports] == [state["attempt"] + 1]
+    # What an earlier noisescale saved does not say.
+    del state["attempt"]
+    again = noisescale.attach(model, optimizer, samples="micro_batch", every=1)
+    before = again.attempt
+    again.load_state_dict(state)
+    assert again.attempt == before
+    again.close()
