@@ -62,7 +62,7 @@ class Monitor:
 
     @property
     def attempt(self) -> int:
-        """Which start of the job this is: milliseconds since 1970 at attaching; later than any it goes on from."""
+        """Which start of the job this is: milliseconds since 1970; later than any that it goes on from."""
         return self._reporter.attempt
 
     def estimate(self) -> Estimate:
