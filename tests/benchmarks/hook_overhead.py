@@ -5,6 +5,9 @@
 Every variant trains a model of its own in the same two processes; their steps are interleaved, round by
 round, so that what else the machine does meets all of them alike. What counts is the ratio of a variant's
 median step time to plain DDP's of the same run; "plain again" shows how far chance takes it.
+
+"comm hook alone" is what a hook costs that only averages, as it is on steps that are not measured.
+"tensor hooks" is the other way to capture DDP, for the comparison: see TensorHooks.
 """
 
 import argparse
@@ -27,6 +30,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 import noisescale
+from noisescale.hooks.norms import square_norm
 
 ROOT = Path(__file__).parents[2]
 PEERS = ROOT / "build" / "peers"
@@ -100,6 +104,68 @@ def attached(**arguments: Any) -> Callable[[DistributedDataParallel, Any], Any]:
     )
 
 
+def comm_hook_alone(model: DistributedDataParallel, optimizer: Any) -> None:
+    """A hook in Python that does what DDP does without one."""
+    from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
+
+    model.register_comm_hook(None, allreduce_hook)
+
+
+class TensorHooks:
+    """Captures DDP by hooks on the parameters that are there in measured steps only.
+
+    The comm-hook slot stays free, and steps that are not measured cost nothing. Each parameter's gradient is
+    read as backward makes it, and what all ranks' come to after DDP has waited for its buckets: by a callback
+    of the engine's that puts itself behind DDP's own. There is no more here than is needed to see what it
+    costs, for it cannot take the place of the comm hook. In Join a rank that ran out of data has no backward
+    pass, so nothing would enter the packet's all-reduce there, and the others would wait for it. And a rank's
+    own gradient over several micro-batches is never in one place before DDP averages it.
+
+    Args:
+        every: Every how many steps one is measured.
+    """
+
+    def __init__(self, model: DistributedDataParallel, *, every: int) -> None:
+        self._parameters = [p for p in model.parameters() if p.requires_grad]
+        self._every = every
+        self._step = 0
+        self._handles: list[Any] = []
+        self._squares: list[Tensor] = []
+        self._sent: list[Any] = []
+        self._group = dist.new_group()
+        self._synchronises = lambda: model.require_backward_grad_sync
+        model.register_forward_pre_hook(self._begin)
+
+    def after_step(self) -> None:
+        """An optimizer step is done."""
+        self._step += 1
+
+    def _begin(self, module: nn.Module, inputs: Any) -> None:
+        if self._step % self._every == 0 and not self._handles:
+            self._handles = [p.register_hook(self._local) for p in self._parameters]  # type: ignore[no-untyped-call]  # torch has no types for it
+
+    def _local(self, gradient: Tensor) -> None:
+        self._squares.append(square_norm(gradient))
+        if len(self._squares) % len(self._parameters) == 1 and self._synchronises():
+            torch.autograd.Variable._execution_engine.queue_callback(self._requeue)  # type: ignore[attr-defined]  # not in its types
+
+    def _requeue(self) -> None:
+        # DDP's own callback was queued after this one, and before the one that is queued now.
+        torch.autograd.Variable._execution_engine.queue_callback(self._finish)  # type: ignore[attr-defined]  # likewise
+
+    def _finish(self) -> None:
+        mean = torch.stack([square_norm(p.grad) for p in self._parameters if p.grad is not None]).sum()
+        packet = torch.stack([torch.stack(self._squares).sum(), mean])
+        self._sent = [*self._sent[-3:], (packet, dist.all_reduce(packet, group=self._group, async_op=True))]
+        for handle in self._handles:
+            handle.remove()
+        self._handles, self._squares = [], []
+
+
+def tensor_hooks(every: int) -> Callable[[DistributedDataParallel, Any], Any]:
+    return lambda model, optimizer: TensorHooks(model, every=every)
+
+
 def k_diffusion(model: DistributedDataParallel, optimizer: Any) -> Any:
     """Its DDPGradientStatsHook, asked after every step as its own training script does."""
     gns = _peer_module("k_diffusion/gns.py")
@@ -153,9 +219,12 @@ def variants(kind: str, *, accumulation: int, peers: bool) -> Iterator[tuple[str
         tag = "" if micro_batches == 1 else f", {micro_batches} micro-batches"
         yield f"plain{tag}", micro_batches, None
         yield f"plain again{tag}", micro_batches, None
+        yield f"comm hook alone{tag}", micro_batches, comm_hook_alone
         yield f"every=1{tag}", micro_batches, attached(every=1, **unit)
         yield f"every=10{tag}", micro_batches, attached(every=10, **unit)
         yield f'every="auto"{tag}', micro_batches, attached(every="auto", **unit)
+        yield f"tensor hooks, every=1{tag}", micro_batches, tensor_hooks(1)
+        yield f"tensor hooks, every=10{tag}", micro_batches, tensor_hooks(10)
         yield (
             f"micro-batch samples, every=1{tag}",
             micro_batches,
@@ -177,6 +246,8 @@ def measure(kind: str, args: argparse.Namespace) -> list[list[str]]:
     made: dict[str, tuple[Step, int, Any]] = {}
     failed: dict[str, str] = {}
     for name, micro_batches, prepare in variants(kind, accumulation=args.accumulation, peers=args.peers):
+        if args.only and name not in ("plain", *args.only):
+            continue
         try:
             step, kept = trainer(kind, micro_batches=micro_batches, prepare=prepare)
             for number in range(args.warm_up):
@@ -262,6 +333,9 @@ def main() -> None:
     parser.add_argument("--warm-up", type=int, default=25, help="steps not counted (default: %(default)s)")
     parser.add_argument("--accumulation", type=int, default=4, help="micro-batches (default: %(default)s)")
     parser.add_argument("--ranks", type=int, default=2)
+    parser.add_argument(
+        "--only", nargs="+", metavar="NAME", help="of these variants, and plain (default: all)"
+    )
     parser.add_argument("--peers", action="store_true", help="install other packages and measure them too")
     args = parser.parse_args()
     if args.peers:

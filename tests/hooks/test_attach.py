@@ -7,7 +7,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
+from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook, quantization_hooks
 from torch.nn.parallel import DistributedDataParallel
 
 import noisescale
@@ -85,6 +85,11 @@ def wrong_things(rank: Rank) -> dict[str, str]:
         "memory": refusal(max_micro_batch_size=0),
         "labels": refusal(labels={"team": 3}),
         "power-sgd": refusal(inner_hook=power),
+        "batched-power-sgd": refusal(inner_hook=(power[0], powerSGD_hook.batched_powerSGD_hook)),
+        "compressed-power-sgd": refusal(
+            inner_hook=(power[0], default_hooks.fp16_compress_wrapper(powerSGD_hook.powerSGD_hook))
+        ),
+        "quantised": refusal(inner_hook=quantization_hooks.quantization_pertensor_hook),
         "no-hook": refusal(inner_hook=(None, 3)),
         "frozen-part": refusal(frozen),
     }
@@ -109,6 +114,9 @@ EXPECTED = {
     "memory": ("InvalidInputError", "max_micro_batch_size"),
     "labels": ("InvalidInputError", "labels"),
     "power-sgd": ("UnsupportedModelError", "43%"),
+    "batched-power-sgd": ("UnsupportedModelError", "square norm"),
+    "compressed-power-sgd": ("UnsupportedModelError", "43%"),
+    "quantised": ("UnsupportedModelError", "8 bits"),
     "no-hook": ("UnsupportedModelError", "(state, hook)"),
     "frozen-part": ("attached", ""),
 }

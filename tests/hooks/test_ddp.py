@@ -253,6 +253,26 @@ def test_odd_parameters(two_ranks: Ranks) -> None:
     two_ranks.run(against_reference, model=OddNet, ddp={"find_unused_parameters": True})
 
 
+def odd_geometries(rank: Rank) -> list[dict[tuple[str, str], float]]:
+    """tr(Sigma) of all geometries, by rank (from DDP's buckets) and by micro-batch (from autograd)."""
+    found = []
+    for samples in ("rank", "micro_batch"):
+        attach = {"samples": samples, "geometry": ["sign", "spectral"], "geometry_every": 1}
+        job = train(model=OddNet, ddp={"find_unused_parameters": True}, attach=attach)
+        sums: dict[tuple[str, str], float] = {}
+        for entry in (entry for report in job.reports for block in report.blocks for entry in block.sums):
+            sums[entry.key] = sums.get(entry.key, 0.0) + entry.trace_covariance
+        found.append(sums)
+    return found
+
+
+def test_odd_parameters_in_every_geometry(two_ranks: Ranks) -> None:
+    """The same parameters, channels-last too, by rank and by micro-batch: with one each, the same samples."""
+    by_rank, by_micro_batch = two_ranks.run(odd_geometries)[0]
+    assert by_rank.keys() == {("total", name) for name in ("euclidean", "sign", "spectral")}
+    assert by_micro_batch == pytest.approx(by_rank, rel=1e-4)
+
+
 def same_data(model: nn.Module, rank: int, step: int, count: int) -> Tensor:
     return loss_of(model, 0, step, count)
 
@@ -304,9 +324,12 @@ def test_half_precision_neither_overflows_nor_vanishes(
     assert measured == pytest.approx(wanted, rel=0.02)
 
 
-def rounded_hook_job(rank: Rank) -> tuple[dict[str, str], float, float]:
-    hook = default_hooks.fp16_compress_hook
-    job = train(reference=True, attach={"inner_hook": hook})
+def rounded_hook_job(rank: Rank, *, hook: str) -> tuple[dict[str, str], float, float]:
+    if hook == "fp16_compress_wrapper_hook":
+        inner: Any = (dist.group.WORLD, default_hooks.fp16_compress_wrapper(default_hooks.allreduce_hook))
+    else:
+        inner = getattr(default_hooks, hook)
+    job = train(reference=True, attach={"inner_hook": inner})
     if rank.rank != 0:
         return {}, 1.0, 1.0
     last = job.reports[-1].run
@@ -314,11 +337,15 @@ def rounded_hook_job(rank: Rank) -> tuple[dict[str, str], float, float]:
     return dict(last.labels), job.reports.sums()[0], sum_of(job.references)[0]
 
 
-def test_rounding_inner_hook_is_measured_and_named(two_ranks: Ranks) -> None:
-    """torch's fp16_compress_hook runs inside ours; the run says that its gradients are rounded."""
-    labels, trace, wanted = two_ranks.run(rounded_hook_job)[0]
-    assert labels["inner_hook"] == "fp16_compress_hook (rounds)"
-    assert trace == pytest.approx(wanted, rel=1e-3)
+@pytest.mark.parametrize(
+    ("hook", "rel"),
+    [("fp16_compress_hook", 1e-3), ("bf16_compress_hook", 1e-2), ("fp16_compress_wrapper_hook", 1e-3)],
+)
+def test_rounding_inner_hook_is_measured_and_named(two_ranks: Ranks, hook: str, rel: float) -> None:
+    """torch's compressing hooks run inside ours; the run says that its gradients are rounded."""
+    labels, trace, wanted = two_ranks.run(rounded_hook_job, hook=hook)[0]
+    assert labels["inner_hook"] == f"{hook} (rounds)"
+    assert trace == pytest.approx(wanted, rel=rel)
 
 
 def chatty_hook(state: dist.ProcessGroup, bucket: dist.GradBucket) -> torch.futures.Future[Tensor]:
@@ -419,12 +446,13 @@ def test_model_of_a_subgroup(four_ranks: Ranks) -> None:
     four_ranks.run(subgroup_job)
 
 
-def unsynced_job(rank: Rank, *, partly: bool) -> tuple[list[str], int]:
+def unsynced_job(rank: Rank, *, partly: bool, samples: str) -> tuple[list[str], int]:
     """Accumulates 2 micro-batches; synchronises in both of them."""
     model = DistributedDataParallel(small_net())
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
     reports = Reports()
-    with logged() as lines, noisescale.attach(model, optimizer, every=1, report_to=reports):
+    attach: dict[str, Any] = {"every": 1, "report_to": reports, "samples": samples}
+    with logged() as lines, noisescale.attach(model, optimizer, **attach):
         for step in range(12):
             optimizer.zero_grad()
             loss = loss_of(model, rank.rank, 2 * step, 8)
@@ -437,9 +465,10 @@ def unsynced_job(rank: Rank, *, partly: bool) -> tuple[list[str], int]:
 
 
 @pytest.mark.parametrize("partly", [False, True], ids=["no-no_sync", "no_sync-around-backward-only"])
-def test_unsynced_accumulation_is_refused(two_ranks: Ranks, partly: bool) -> None:
+@pytest.mark.parametrize("samples", ["rank", "micro_batch"])
+def test_unsynced_accumulation_is_refused(two_ranks: Ranks, partly: bool, samples: str) -> None:
     """Accumulating without no_sync(), or with it in the wrong place: one error that says what to write."""
-    lines, _ = two_ranks.run(unsynced_job, partly=partly)[0]
+    lines, _ = two_ranks.run(unsynced_job, partly=partly, samples=samples)[0]
     assert [line for line in lines if line.startswith("ERROR")] == [f"ERROR {UNSYNCED_ACCUMULATION}"]
 
 

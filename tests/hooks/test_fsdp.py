@@ -18,6 +18,8 @@ from torch.distributed.fsdp import (
     fully_shard,
 )
 from torch.distributed.tensor import DTensor
+from torch.distributed.tensor.parallel import ColwiseParallel, parallelize_module
+from torch.nn.parallel import DistributedDataParallel
 from torch.profiler import ProfilerActivity, profile
 from torch.utils.checkpoint import checkpoint
 
@@ -27,7 +29,7 @@ from noisescale.moments import StepMoments
 from tests.hooks.faults import Fault
 from tests.hooks.ranks import Rank, Ranks
 from tests.hooks.test_micro_batches import gradients_of, moments_of
-from tests.hooks.training import Reports, SmallNet, batch_of, logged, small_net, sum_of
+from tests.hooks.training import Reports, SmallNet, batch_of, logged, loss_of, small_net, sum_of
 
 BATCH = 8
 
@@ -227,6 +229,49 @@ def test_mesh_layout_is_no_matter(four_ranks: Ranks, name: str) -> None:
     assert all(four_ranks.run(sharded_job, **MESHES[name], steps=6))
 
 
+def weighed_job(rank: Rank, *, reduction: str | None, scaled: bool) -> list[tuple[float, float, int]]:
+    """Sums over 8 steps of uneven micro-batches: of the same net sharded, and under DDP."""
+    counts = [[3, 9, 4], [16, 5, 8]]
+    total = sum(sum(row) for row in counts) if reduction == "global_mean" else None
+    found = []
+    for sharded in (True, False):
+        model: Any = sharded_net() if sharded else DistributedDataParallel(small_net())
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+        reports = Reports()
+        scaler = torch.amp.GradScaler("cpu", init_scale=64.0, growth_interval=2, enabled=scaled and sharded)
+        monitor = noisescale.attach(
+            model,
+            optimizer,
+            every=1,
+            report_to=reports,
+            samples="micro_batch",
+            loss_reduction=reduction,  # type: ignore[arg-type]  # a parameter of the test
+            grad_scaler=scaler,
+        )
+        for step in range(8):
+            optimizer.zero_grad()
+            for index, count in enumerate(counts[rank.rank]):
+                last = index == 2
+                with contextlib.nullcontext() if sharded or last else model.no_sync():
+                    loss = loss_of(model, rank.rank, 3 * step + index, count)
+                    weight = 1 / 3 if total is None else rank.world_size * count / total
+                    scaler.scale(loss * weight).backward()
+            scaler.step(optimizer)
+            scaler.update()
+        monitor.close()
+        found.append(reports.sums())
+    return found
+
+
+@pytest.mark.parametrize("scaled", [False, True], ids=["", "loss-scale"])
+@pytest.mark.parametrize("reduction", ["mean", "global_mean"])
+def test_uneven_sharded_equals_ddp(two_ranks: Ranks, reduction: str, scaled: bool) -> None:
+    """Uneven counts, token-weighted or not, a loss scale that changes in mid-run: as under DDP."""
+    sharded, replicated = two_ranks.run(weighed_job, reduction=reduction, scaled=scaled)[0]
+    assert sharded == pytest.approx(replicated, rel=1e-4)
+    assert sharded[2] == 8
+
+
 def grouped_sums(rank: Rank) -> dict[str, float]:
     model = sharded_net()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
@@ -372,6 +417,9 @@ def refusals(rank: Rank) -> dict[str, str]:
     with torch.device("meta"):
         weightless = small_net()
     refusal("meta", fully_shard(weightless))
+    mesh = init_device_mesh("cpu", (2, 1), mesh_dim_names=("data", "tensor"))
+    parallel = parallelize_module(small_net(), mesh["tensor"], {"middle": ColwiseParallel()})
+    refusal("tensor-parallel", fully_shard(parallel, mesh=mesh["data"]))
     refusal("fsdp1", FullyShardedDataParallel(copy.deepcopy(small_net()), device_id=torch.device("cpu")))
     return told
 
@@ -383,6 +431,7 @@ def test_refused_sharded_models(two_ranks: Ranks) -> None:
     assert "set_gradient_divide_factor" in told["factor"]
     assert "apply fully_shard to the root" in told["partly"]
     assert "to_empty" in told["meta"]
+    assert "tensor parallelism" in told["tensor-parallel"]
     assert "fully_shard" in told["fsdp1"]
 
 

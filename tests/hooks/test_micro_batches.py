@@ -2,6 +2,7 @@
 
 import contextlib
 import copy
+import math
 import pickle
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -340,6 +341,40 @@ def test_loss_scale_is_taken_out() -> None:
     assert found[1] == pytest.approx(found[0], rel=1e-5)
 
 
+def overflowing_job(*, measured: bool) -> tuple[Reports, dict[str, Tensor]]:
+    """A GradScaler that meets an infinite gradient in its fifth step, and does not let the optimizer step."""
+    model = small_net()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+    scaler = torch.amp.GradScaler("cpu", init_scale=64.0)
+    reports = Reports()
+    monitor = None
+    if measured:
+        monitor = noisescale.attach(
+            model, optimizer, every=1, report_to=reports, samples="micro_batch", grad_scaler=scaler
+        )
+    for step in range(8):
+        optimizer.zero_grad()
+        for index in range(2):
+            loss = loss_of(model, 0, 2 * step + index, 8) * (torch.inf if step == 4 else 1)
+            scaler.scale(loss / 2).backward()
+        scaler.step(optimizer)
+        scaler.update()
+    if monitor is not None:
+        monitor.close()
+    return reports, dict(model.state_dict())
+
+
+def test_step_that_the_scaler_leaves_out() -> None:
+    """An overflow, after which the optimizer does not step and the scale is halved, poisons no average."""
+    reports, weights = overflowing_job(measured=True)
+    trace, signal, steps = reports.sums()
+    # The infinite gradients and those of the step after them end in one optimizer step.
+    assert (steps, reports.skipped()) == (6, 1)
+    assert math.isfinite(trace)
+    assert math.isfinite(signal)
+    assert same_bits(weights, overflowing_job(measured=False)[1])
+
+
 def test_every_and_detach_leave_no_hooks() -> None:
     """Parameters have hooks in measured steps only, and none after detach(); nor has anything else."""
     model = small_net()
@@ -430,8 +465,15 @@ def grouped_ddp_job(rank: Rank, *, groups: Any) -> tuple[dict[str, float], dict[
     return found, wanted
 
 
+def by_function(name: str, parameter: nn.Parameter) -> str:
+    """The same two groups."""
+    return "middle" if name.startswith("middle.") and parameter.requires_grad else "rest"
+
+
 @pytest.mark.parametrize(
-    "groups", ["param_groups", {"middle": "middle.*", "rest": "*"}], ids=["optimizer", "names"]
+    "groups",
+    ["param_groups", {"middle": "middle.*", "rest": "*"}, by_function],
+    ids=["optimizer", "names", "function"],
 )
 def test_ddp_groups_survive_the_bucket_rebuild(two_ranks: Ranks, groups: Any) -> None:
     """DDP's buckets are made anew after the first step; groups stay with their parameters."""
@@ -462,6 +504,25 @@ def test_wrong_groups(groups: Any, words: str) -> None:
     with pytest.raises(InvalidInputError, match="groups") as raised:
         noisescale.attach(model, optimizer, samples="micro_batch", groups=groups)
     assert words in str(raised.value)
+
+
+@pytest.mark.parametrize("count", [64, 65])
+def test_at_most_64_groups(count: int) -> None:
+    """A group for each of 64 parameters is measured; 65 are refused."""
+    model = nn.Sequential(*[nn.Linear(2, 2, bias=False) for _ in range(count)])
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+    reports = Reports()
+    arguments: dict[str, Any] = {"samples": "micro_batch", "groups": lambda name, parameter: f"group-{name}"}
+    if count > 64:
+        with pytest.raises(InvalidInputError, match="more than 64 groups"):
+            noisescale.attach(model, optimizer, **arguments)
+        return
+    with noisescale.attach(model, optimizer, every=1, report_to=reports, **arguments):
+        for _ in range(2):
+            (model(torch.randn(4, 2)).sum() / 2).backward()
+        optimizer.step()
+    (block,) = [block for report in reports for block in report.blocks]
+    assert len({entry.group for entry in block.sums}) == 65  # the total too
 
 
 def test_wrong_samples() -> None:

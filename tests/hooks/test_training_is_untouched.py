@@ -23,6 +23,8 @@ from torch.profiler import ProfilerActivity, profile
 
 import noisescale
 from noisescale.errors import UnsupportedModelError
+from noisescale.hooks.measuring import DEPTH
+from noisescale.hooks.overhead import MAX_EVERY, MIN_TIMINGS, WARM_UP_PASSES
 from noisescale.wire import BlocksReport
 from tests.hooks.ranks import Rank, Ranks, RanksFailedError
 from tests.hooks.training import Reports, loss_of, same_bits, small_net, train
@@ -215,6 +217,30 @@ def test_a_changed_every_takes_effect_alike(two_ranks: Ranks) -> None:
     assert same
     assert other_same
     assert 20 + 40 // 5 <= steps <= 20 + 8 + 40 // 5
+
+
+def auto_job(rank: Rank) -> tuple[bool, int, int, int | None, float | None]:
+    """every="auto" with a share of step time that nothing could keep to."""
+    plain = train(steps=40, measured=False)
+    job = train(steps=40, attach={"every": "auto", "max_overhead": 1e-9})
+    assert job.monitor is not None
+    capture: Any = job.monitor._capture
+    info = job.reports[-1].run if rank.rank == 0 else None
+    told = (info.every, info.measured_share) if info is not None else (None, None)
+    steps = job.reports.sums()[2] if rank.rank == 0 else 0
+    return same_bits(plain.weights, job.weights), capture._measuring.every, steps, *told
+
+
+def test_auto_settles_alike_and_says_on_what(two_ranks: Ranks) -> None:
+    """every="auto" becomes as rare as it may on both ranks alike, and rank 0 reports it with its share."""
+    (same, every, steps, said, share), (other_same, other_every, _, _, _) = two_ranks.run(auto_job)
+    assert same
+    assert other_same
+    assert every == other_every == said == MAX_EVERY
+    # All steps until enough were timed, and those under way until the others knew.
+    assert WARM_UP_PASSES + MIN_TIMINGS <= steps <= WARM_UP_PASSES + MIN_TIMINGS + 2 * DEPTH
+    assert share is not None
+    assert share > 0
 
 
 def copies_job(rank: Rank) -> list[bool]:
