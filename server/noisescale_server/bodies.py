@@ -23,6 +23,7 @@ BAD_BODY: dict[int | str, dict[str, Any]] = {
     status: {"model": ErrorBody, "description": text}
     for status, text in {
         400: "The body is not JSON or not gzip",
+        408: "The body did not come in in time",
         413: "The body is too large, before or after decompression",
         415: "The body's encoding is not gzip",
         422: "A value that cannot be; nothing is stored",
@@ -33,13 +34,29 @@ BAD_BODY: dict[int | str, dict[str, Any]] = {
 _Model = TypeVar("_Model", bound=BaseModel)
 
 
-async def read_body(request: Request, *, max_bytes: int) -> bytes:
+async def read_body(request: Request, *, max_bytes: int, timeout_s: float) -> bytes:
     """The whole body, as it was before compression.
+
+    Args:
+        timeout_s: Seconds that it may take to come in.
 
     Raises:
         ApiError: 413 over `max_bytes`, before or after decompression; 415 an encoding that is not
-            gzip; 400 gzip that is broken.
+            gzip; 400 gzip that is broken; 408 it did not come in time.
     """
+    try:
+        async with asyncio.timeout(timeout_s):
+            return await _read_body(request, max_bytes=max_bytes)
+    except TimeoutError:
+        raise ApiError(
+            408,
+            "request_timeout",
+            f"the body did not come in within {timeout_s:g} seconds; nothing was stored, send it again",
+            headers={"Connection": "close"},
+        ) from None
+
+
+async def _read_body(request: Request, *, max_bytes: int) -> bytes:
     encoding = request.headers.get("content-encoding", "identity").strip().lower()
     if encoding not in ("identity", "gzip"):
         raise ApiError(

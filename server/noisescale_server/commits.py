@@ -41,6 +41,12 @@ class Commits:
         self._task: asyncio.Task[None] | None = None
         self._closed = False
         self._storing = False
+        self._failing = False
+
+    @property
+    def is_failing(self) -> bool:
+        """Whether the database refused the last transaction."""
+        return self._failing
 
     @property
     def is_busy(self) -> bool:
@@ -115,6 +121,7 @@ class Commits:
             _log.exception("commit failed", reports=len(batch))
             self._fail(batch)
             return
+        self._failing = False
         self._metrics.commit_seconds.observe(time.perf_counter() - started)
         self._metrics.commit_reports.observe(len(batch))
         for waiting, result in zip(batch, results, strict=True):
@@ -128,6 +135,7 @@ class Commits:
                 waiting.done.set_exception(result)
 
     def _fail(self, batch: Sequence[_Waiting]) -> None:
+        self._failing = True
         self._metrics.failed_commits.inc()
         for waiting in batch:
             if not waiting.done.done():

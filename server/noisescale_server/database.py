@@ -58,6 +58,12 @@ class Database:
         async with self.engine.connect() as connection:
             await connection.execute(text("SELECT 1"))
 
+    async def check_writing(self) -> None:
+        """Raise what the database driver raises where nothing can be stored, as on a full disk."""
+        async with self.writing() as connection:
+            # It changes nothing, and is written all the same.
+            await connection.execute(text("UPDATE alembic_version SET version_num = version_num"))
+
     async def migrate(self) -> None:
         """Bring the tables to this version's."""
         async with self.engine.connect() as connection:

@@ -84,6 +84,9 @@ class Settings(BaseSettings):
         ge=1024,
         description="Largest request body, in bytes, as sent and after decompression.",
     )
+    body_timeout_s: float = Field(
+        default=30.0, gt=0, description="Seconds that a request's body may take to come in; then 408."
+    )
     max_runs: int = Field(default=100_000, ge=1, description="Runs that the database may hold.")
     max_runs_per_token: int = Field(
         default=20_000,

@@ -270,9 +270,12 @@ class Store:
         async with self._database.reading() as connection:
             return (await connection.execute(query)).scalar_one()
 
-    async def check(self) -> None:
-        """Raise what the driver raises where the database does not answer."""
-        await self._database.check()
+    async def check(self, *, writes: bool = False) -> None:
+        """Raise what the driver raises where the database does not answer, or does not store."""
+        if writes:
+            await self._database.check_writing()
+        else:
+            await self._database.check()
 
 
 def tail_of(blocks: Sequence[Block], *, window_steps: int) -> Sequence[Block]:

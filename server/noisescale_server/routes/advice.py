@@ -94,7 +94,9 @@ async def get_recommendation(
 async def post_recommendation(request: Request, services: Reader) -> Response:
     """Advice on numbers that are given; no run is needed."""
     # Read here and not by FastAPI, which would read a body of any size, and before it asks for a token.
-    body = await read_body(request, max_bytes=services.settings.max_body_bytes)
+    body = await read_body(
+        request, max_bytes=services.settings.max_body_bytes, timeout_s=services.settings.body_timeout_s
+    )
     return _answer(request, recommend(parse_body(RecommendRequest, body)))
 
 

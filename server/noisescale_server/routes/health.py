@@ -24,9 +24,10 @@ async def get_health() -> Health:
 @router.get(
     "/readyz",
     response_model=Health,
-    responses={503: {"model": ErrorBody, "description": "The database does not answer"}},
+    responses={503: {"model": ErrorBody, "description": "The database does not answer, or does not store"}},
 )
 async def get_readiness(request: Request) -> Health:
-    """The database answers, so reports can be stored."""
-    await services_of(request).store.check()
+    """The database answers, so reports can be stored; where the last ones could not, a write is tried."""
+    services = services_of(request)
+    await services.store.check(writes=services.commits.is_failing)
     return Health()

@@ -95,7 +95,9 @@ async def post_blocks(run: Reported, request: Request, services: Writer) -> Resp
             fields=["run"],
         )
     services.require_run(run)
-    body = await read_body(request, max_bytes=services.settings.max_body_bytes)
+    body = await read_body(
+        request, max_bytes=services.settings.max_body_bytes, timeout_s=services.settings.body_timeout_s
+    )
     report = parse_report(body)
     accepted = await services.commits.submit(run, report, token=services.grant.id)
     return Response(accepted.model_dump_json(), media_type="application/json")

@@ -97,7 +97,10 @@ async def list_tokens(services: Admin) -> TokenList:
 )
 async def create_token(request: Request, services: Admin) -> TokenMade:
     """Make a token, within the prefix of the one that asks."""
-    wanted = parse_body(TokenRequest, await read_body(request, max_bytes=_MOST_BYTES))
+    wanted = parse_body(
+        TokenRequest,
+        await read_body(request, max_bytes=_MOST_BYTES, timeout_s=services.settings.body_timeout_s),
+    )
     if not services.grant.covers(wanted.prefix):
         raise ApiError(
             403,

@@ -188,8 +188,10 @@ async def get_sign_in_page(request: Request, next: str = "/") -> Response:  # no
 async def post_sign_in(request: Request) -> Response:
     """Keep a token that opens the pages; refuse one that does not."""
     _refuse_other_sites(request)
-    services_of(request).rates.take(address_of(request))
-    form = parse_qs((await read_body(request, max_bytes=_MOST_FORM_BYTES)).decode("utf-8", errors="replace"))
+    services = services_of(request)
+    services.rates.take(address_of(request))
+    body = await read_body(request, max_bytes=_MOST_FORM_BYTES, timeout_s=services.settings.body_timeout_s)
+    form = parse_qs(body.decode("utf-8", errors="replace"))
     token = form.get("token", [""])[0].strip()
     wanted = local_path(form.get("next", ["/"])[0])
     if not await _opens(request, token):
