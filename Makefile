@@ -50,5 +50,5 @@ constraints: install  ## Write down the versions that are installed now
 	@mv constraints.new constraints.txt
 
 clean:  ## Remove everything that can be made again
-	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache build dist demo-output
+	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis .schemathesis .import_linter_cache build dist demo-output
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

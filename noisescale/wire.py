@@ -8,18 +8,40 @@ supersedes the steps it repeats. Unknown fields pass; a newer schema_version is 
 from itertools import pairwise
 from typing import Annotated, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, FiniteFloat, StringConstraints, model_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    Field,
+    FiniteFloat,
+    StringConstraints,
+    model_validator,
+)
+from pydantic_core import PydanticCustomError
 
 from noisescale.blocks import BatchUnit, Block, Count, Name
 from noisescale.errors import SchemaVersionError
-from noisescale.estimate import Estimate
+from noisescale.estimate import LARGEST, Estimate
 
 SCHEMA_VERSION = 1
 MAX_BLOCKS_PER_REPORT = 1000
 
 PositiveInt = Annotated[int, Field(ge=1, le=2**31 - 1)]
 SMALLEST = 1e-100
-PositiveFloat = Annotated[FiniteFloat, Field(ge=SMALLEST, le=1e100)]
+
+
+def _calculable(value: float) -> float:
+    # By hand, since pydantic's own message writes out a hundred digits.
+    if not SMALLEST <= value <= LARGEST:
+        raise PydanticCustomError("out_of_range", f"Input should be from {SMALLEST:g} to {LARGEST:g}")
+    return value
+
+
+PositiveFloat = Annotated[
+    FiniteFloat,
+    Field(gt=0, json_schema_extra={"minimum": SMALLEST, "maximum": LARGEST}),
+    AfterValidator(_calculable),
+]
 """A batch size or learning rate; so bounded that neither ratios nor products of two overflow."""
 
 LabelValue = Annotated[str, StringConstraints(max_length=256)]

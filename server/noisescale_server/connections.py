@@ -1,6 +1,6 @@
 """HTTP connections with an end to how long a request's first line and headers may be, and may take.
 
-uvicorn has none of its own, so a client without any token could fill the memory and hold connections for good.
+uvicorn has no such ends, so a client without any token could fill the memory and hold connections for good.
 """
 
 import asyncio

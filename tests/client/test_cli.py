@@ -109,6 +109,10 @@ def test_a_noise_scale_without_an_interval_is_taken_as_exact_and_said() -> None:
         ("what-if", "give the noise scale"),
         ("what-if --lower 5", "global_batch_size is missing"),
         ("what-if --lower 5 --global-batch-size -3", "global_batch_size: Input should be greater than 0"),
+        (
+            "what-if --lower 5 --global-batch-size 1e-101",
+            "global_batch_size: Input should be from 1e-100 to 1e+100",
+        ),
         ("what-if --lower 5 --global-batch-size nan", "global_batch_size: Input should be a finite number"),
         ("what-if --lower 5 --upper 3 --global-batch-size 3", "must be lower <= value <= upper"),
         (
