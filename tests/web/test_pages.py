@@ -179,6 +179,22 @@ def test_charts_draw_the_data(server: Server, desktop: BrowserContext) -> None:
         assert page.locator("#changes li").count() == 3
 
 
+@pytest.mark.parametrize("run", ["resnet50-8gpu", "gpt-124m.adamw"])
+def test_nothing_is_cut_off(server: Server, desktop: BrowserContext, run: str) -> None:
+    """Names at the lines' ends lie within their charts, and the table of rules needs no scrolling."""
+    for path in (f"/runs/{run}", f"/plan?run={run}&target_dp_world_size=32"):
+        with visit(desktop, server.url + path) as visited:
+            until(visited.page, "document.querySelector('.plot .main-svg') !== null")
+            cut = visited.page.evaluate(
+                "[...document.querySelectorAll('.plot .annotation-text')].filter(name => "
+                "name.getBoundingClientRect().right > name.closest('.plot').getBoundingClientRect().right)"
+                ".map(name => name.textContent)"
+                ".concat([...document.querySelectorAll('table.plain')].filter(table => "
+                "table.scrollWidth > table.parentElement.clientWidth).map(table => table.innerText))"
+            )
+            assert cut == []
+
+
 def test_charts_of_a_real_job(server: Server, desktop: BrowserContext) -> None:
     """The digits job's every step is on its page."""
     with visit(desktop, server.url + "/runs/digits") as visited:

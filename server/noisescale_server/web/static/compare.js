@@ -1,7 +1,7 @@
 // Runs over each other: one colour a run, solid for the noise scale and dashed for its batch.
 import { number } from "./format.js";
 import { startLive } from "./live.js";
-import { axis, band, colour, draw, endLabels, fillTable, onTheme, savePng, logAxis, spacious } from "./plots.js";
+import { axis, band, colour, draw, endLabels, fillTable, onTheme, savePng, logAxis, roomFor, spacious } from "./plots.js";
 
 const names = [...document.querySelectorAll("#compared [data-run]")].map((span) => span.dataset.run);
 const base = location.pathname.replace(/\/compare\/?$/, "");
@@ -26,10 +26,9 @@ function show() {
     { x: d.x, y: d.value.map((v) => (v > 0 ? v : null)), type: "scatter", mode: "lines", line: { color: colour(`series-${i}`), width: 2.25 }, text: d.value.map(number), hovertemplate: `${names[i]}: %{text}<extra></extra>` },
   ]);
   const wide = spacious(plot);
-  const longest = Math.max(...names.map((name) => name.length));
-  const margin = { l: 56, r: wide ? Math.min(180, 20 + 7.2 * longest) : 12, t: 14, b: 44 };
   const shorten = (name) => (name.length > 22 ? `${name.slice(0, 21)}…` : name);
   const labels = drawn.map((d, i) => ({ value: d.value.findLast((v) => v > 0) ?? 0, text: shorten(names[i]), shade: `series-${i}` }));
+  const margin = { l: 56, r: wide ? roomFor(labels) : 12, t: 14, b: 44 };
   const last = Math.max(...drawn.flatMap((d) => d.x), 2);
   const first = Math.max(1, Math.min(...drawn.flatMap((d) => d.x)));
   const title = { text: chosen("x") === "step" ? "steps" : "examples or tokens", font: { size: 12, color: colour("ink-3") } };

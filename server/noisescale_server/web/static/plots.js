@@ -49,6 +49,11 @@ export function layout(options) {
   };
 }
 
+// The width, in pixels, that the longest of these names takes at the right edge of a chart.
+export function roomFor(labels) {
+  return 20 + 7.2 * Math.max(...labels.map(({ text }) => text.length));
+}
+
 // Names at the right edge of a chart with a logarithmic axis, pushed apart where they would touch.
 export function endLabels(labels, [low, high], height) {
   const pixels = (value) => (1 - Math.log10(value / low) / Math.log10(high / low)) * height;

@@ -2,7 +2,7 @@
 import { drawCurve } from "./curve.js";
 import { exact, interval, number } from "./format.js";
 import { startLive } from "./live.js";
-import { axis, band, colour, draw, endLabels, faded, fillTable, onTheme, savePng, logAxis, spacious } from "./plots.js";
+import { axis, band, colour, draw, endLabels, faded, fillTable, onTheme, savePng, logAxis, roomFor, spacious } from "./plots.js";
 
 const here = location.pathname.replace(/\/$/, "");
 const run = decodeURIComponent(here.split("/").pop());
@@ -64,7 +64,7 @@ function drawNoiseScale() {
     shapes.push({ type: "line", xref: "paper", x0: 0, x1: 1, y0: size, y1: size, line: { color: colour("good"), width: 2, dash: "dash" } });
     labels.push({ value: size, text: `advised ${number(size)}`, shade: "good-ink" });
   }
-  const margin = { l: 56, r: wide ? 124 : 12, t: 16, b: 44 };
+  const margin = { l: 56, r: wide ? roomFor(labels) : 12, t: 16, b: 44 };
   const height = at.clientHeight - margin.t - margin.b;
   return draw(at, traces, {
     xaxis: xAxis(), yaxis: logAxis(limits, { title: { text: charts.batch_unit, font: { size: 12, color: colour("ink-3") } } }), shapes, margin,
