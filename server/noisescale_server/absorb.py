@@ -115,6 +115,7 @@ async def _select_runs(connection: AsyncConnection, names: Sequence[str]) -> dic
 
 
 def _new_run(submission: Submission) -> dict[str, Any]:
+    version = int(submission.received_at * 1000)
     return {
         "name": submission.run,
         "info": submission.report.run.model_dump_json(exclude_none=True),
@@ -122,15 +123,14 @@ def _new_run(submission: Submission) -> dict[str, Any]:
         "last_report_at": submission.received_at,
         "ended": False,
         "attempt": submission.report.attempt,
-        "version": 0,
-        "rewritten": 0,
+        "version": version,
+        "rewritten": version,
         "last_step": None,
         "steps": 0,
         "measured_steps": 0,
         "skipped_steps": 0,
         "examples": 0,
-        "merged_until": 0,
-        "merged_measured_steps": 0,
+        "pending_blocks": 0,
         "token": submission.token,
         "groups": "",
     }
@@ -158,6 +158,7 @@ async def _apply(connection: AsyncConnection, run: _Run, submission: Submission)
     if fresh:
         was_last_step = row["last_step"]
         _add(run, report.attempt, fresh)
+        row["pending_blocks"] += len(fresh)
         first, last = fresh[0].first_step, fresh[-1].last_step
         if was_last_step is not None and first <= was_last_step:
             row["rewritten"] = row["version"]  # not behind all that was known
@@ -289,7 +290,6 @@ async def _supersede(connection: AsyncConnection, run: _Run) -> None:
         await connection.execute(
             update(segments).where(earlier, segments.c.last_step >= first).values(superseded=True)
         )
-        run.row["merged_until"] = min(run.row["merged_until"], first)
     counts = and_(of_run, segments.c.superseded.is_(False))
     totals = (
         func.coalesce(func.sum(segments.c.last_step - segments.c.first_step + 1), 0),
@@ -302,8 +302,6 @@ async def _supersede(connection: AsyncConnection, run: _Run) -> None:
     names = ("last_step", "steps", "measured_steps", "skipped_steps", "examples")
     for name, value in zip(names, counted, strict=True):
         run.row[name] = None if value is None else min(_LARGEST_TOTAL, int(value))
-    merged = select(totals[1]).where(counts, segments.c.last_step < run.row["merged_until"])
-    run.row["merged_measured_steps"] = int((await connection.execute(merged)).scalar_one())
 
 
 async def _part(connection: AsyncConnection, segment: Any, first: int) -> None:
@@ -312,7 +310,9 @@ async def _part(connection: AsyncConnection, segment: Any, first: int) -> None:
     kept = sum(block.last_step < first for block in blocks)
     if kept == 0:
         return
-    (before,) = segment_rows(segment.run_id, segment.attempt, blocks[:kept], superseded=False)
+    (before,) = segment_rows(
+        segment.run_id, segment.attempt, blocks[:kept], superseded=False, level=segment.level
+    )
     after = segment_rows(segment.run_id, segment.attempt, blocks[kept:], superseded=True)
     key = ("run_id", "first_step", "attempt")
     await connection.execute(

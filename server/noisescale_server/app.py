@@ -50,10 +50,12 @@ def create_app(settings: Settings | None = None) -> FastAPI:
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
         await services.database.prepare()
         services.commits.start()
+        services.retention.start()
         _collect_garbage_rarely()
         try:
             yield
         finally:
+            await services.retention.close()
             await services.commits.close()
             await services.database.close()
 

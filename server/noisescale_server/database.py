@@ -9,13 +9,14 @@ from alembic import command
 from alembic.config import Config
 from alembic.migration import MigrationContext
 from alembic.script import ScriptDirectory
-from sqlalchemy import Connection, event, text
+from sqlalchemy import Connection, event, func, select, text
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_engine
 
 from noisescale_server.errors import MigrationNeededError
 from noisescale_server.settings import Settings
 
 _WRITES = "noisescale_writes"
+_ALONE = 0x6E6F697365  # any number that no other program takes
 _MIGRATIONS = Path(__file__).parent / "migrations"
 
 
@@ -52,6 +53,20 @@ class Database:
         """A transaction that is committed at its end, durably, or not at all."""
         async with self._writing.begin() as connection:
             yield connection
+
+    @asynccontextmanager
+    async def alone(self) -> AsyncIterator[bool]:
+        """Whether no other process does what is done under this; tells it at once, and waits for none.
+
+        SQLite's database is one process' anyway.
+        """
+        if self.is_sqlite:
+            yield True
+            return
+        async with self.engine.begin() as connection:
+            # Of the transaction and not of the session, which a pooler may hand to another process.
+            taken = await connection.execute(select(func.pg_try_advisory_xact_lock(_ALONE)))
+            yield bool(taken.scalar_one())
 
     async def check(self) -> None:
         """Raise what the database driver raises where it does not answer."""

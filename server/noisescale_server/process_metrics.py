@@ -68,6 +68,21 @@ class ProcessMetrics:
             ["result"],
             registry=self.registry,
         )
+        self.merged_blocks = Counter(
+            "noisescale_server_merged_blocks",
+            "Old blocks that are no more because they were merged into others.",
+            registry=self.registry,
+        )
+        self.purged_runs = Counter(
+            "noisescale_server_purged_runs",
+            "Runs that were removed because nothing was reported on them for NOISESCALE_RETENTION_DAYS.",
+            registry=self.registry,
+        )
+        self.retention_failures = Counter(
+            "noisescale_server_retention_failures",
+            "Rounds of merging and purging that were given up; the next one goes on.",
+            registry=self.registry,
+        )
         self.bad_runs = Counter(
             "noisescale_server_bad_runs",
             "Times a run was left out of an answer because its data could not be evaluated.",

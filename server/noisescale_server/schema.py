@@ -29,7 +29,8 @@ runs = Table(
     Column("ended", Boolean, nullable=False),
     # The newest attempt; older ones' late reports do not change info or ended.
     Column("attempt", BigInteger, nullable=False),
-    # Goes up with every change of blocks or info, so that caches know themselves stale.
+    # Goes up with every change of blocks or info, so that caches know themselves stale. Begins with the
+    # clock, since SQLite gives a new run the id of one that was purged.
     Column("version", BigInteger, nullable=False),
     # Over the blocks that no later attempt has superseded:
     Column("last_step", BigInteger, nullable=True),
@@ -41,11 +42,11 @@ runs = Table(
     Column("token", String(160), nullable=True),
     # Every layer group and geometry that it ever reported: "total/euclidean,encoder/adam".
     Column("groups", Text, nullable=False, server_default=""),
-    # The last version whose change was not only that blocks were added behind all others.
+    # The last version whose change was not only that blocks were added behind all others, or at which blocks
+    # were merged.
     Column("rewritten", BigInteger, nullable=False, server_default="0"),
-    # Retention has merged the blocks before this step; so many measured steps are in them.
-    Column("merged_until", BigInteger, nullable=False, server_default="0"),
-    Column("merged_measured_steps", BigInteger, nullable=False, server_default="0"),
+    # Blocks that came since retention last looked at the run.
+    Column("pending_blocks", BigInteger, nullable=False, server_default="0"),
 )
 Index("runs_last_report_at", runs.c.last_report_at)
 Index("runs_token", runs.c.token)
@@ -77,6 +78,8 @@ segments = Table(
     Column("examples", BigInteger, nullable=False),
     Column("superseded", Boolean, nullable=False),
     Column("body", Text, nullable=False),  # a JSON array of the blocks; see noisescale_server.segments
+    # How far retention has merged it; see noisescale_server.merging. 0: as it came.
+    Column("level", Integer, nullable=False, server_default="0"),
 )
 
 # Tokens that `noisescale-server token create` made. A revoked one stays, so that a server whose last

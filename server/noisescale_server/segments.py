@@ -11,9 +11,13 @@ _BLOCKS = TypeAdapter(tuple[Block, ...])
 
 
 def segment_rows(
-    run_id: int, attempt: int, blocks: Sequence[Block], *, superseded: bool
+    run_id: int, attempt: int, blocks: Sequence[Block], *, superseded: bool, level: int = 0
 ) -> list[dict[str, Any]]:
-    """Rows of the table of segments for these blocks, which are in step order."""
+    """Rows of the table of segments for these blocks, which are in step order.
+
+    Args:
+        level: How far they have been merged.
+    """
     return [
         {
             "run_id": run_id,
@@ -26,6 +30,7 @@ def segment_rows(
             "examples": sum([block.examples for block in part]),
             "superseded": superseded,
             "body": encode(part),
+            "level": level,
         }
         for part in _without_gaps(blocks)
     ]

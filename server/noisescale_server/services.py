@@ -13,6 +13,7 @@ from noisescale_server.commits import Commits
 from noisescale_server.database import Database
 from noisescale_server.limits import RequestRates
 from noisescale_server.process_metrics import ProcessMetrics
+from noisescale_server.retention import Retention
 from noisescale_server.scrapes import RunsPage
 from noisescale_server.settings import Settings
 from noisescale_server.standing import Standings
@@ -32,6 +33,7 @@ class Services:
     database: Database
     store: Store
     commits: Commits
+    retention: Retention
     standings: Standings
     runs_page: RunsPage
     tokens: Tokens
@@ -111,6 +113,13 @@ def build_services(settings: Settings) -> Services:
         commit_size=settings.commit_size,
         metrics=metrics,
     )
+    retention = Retention(
+        database,
+        window_steps=settings.window_steps,
+        retention_days=settings.retention_days,
+        metrics=metrics,
+        is_busy=lambda: commits.is_busy,
+    )
     standings = Standings(
         store,
         window_steps=settings.window_steps,
@@ -124,6 +133,7 @@ def build_services(settings: Settings) -> Services:
         database=database,
         store=store,
         commits=commits,
+        retention=retention,
         standings=standings,
         runs_page=RunsPage(standings, on_failure=bad_runs.tell),
         tokens=Tokens(settings, token_table),

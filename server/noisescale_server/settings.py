@@ -76,6 +76,12 @@ class Settings(BaseSettings):
         ge=1,
         description="Seconds after its last report for which a run stays on /metrics. At least two scrapes.",
     )
+    retention_days: float = Field(
+        default=365.0,
+        ge=0,
+        description="Days without a report after which a run is removed, with all that was reported on it. "
+        "0: never.",
+    )
     window_steps: int = Field(
         default=1000, ge=20, le=100_000, description="Measured steps that an estimate looks back over."
     )

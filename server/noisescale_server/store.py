@@ -51,8 +51,7 @@ class StoredRun:
     token: str | None
     groups: str
     rewritten: int
-    merged_until: int
-    merged_measured_steps: int
+    pending_blocks: int
 
 
 @dataclass(frozen=True, slots=True)
