@@ -1,4 +1,4 @@
-"""The `noisescale-server` command: serve and migrate. Everything else is a setting."""
+"""The `noisescale-server` command. Beside host and port, everything is a setting."""
 
 import asyncio
 import ipaddress
@@ -13,8 +13,12 @@ from sqlalchemy.exc import SQLAlchemyError
 from noisescale.errors import NoiseScaleError
 from noisescale_server.app import create_app
 from noisescale_server.auth import any_active
+from noisescale_server.commands import backup as backup_command
+from noisescale_server.commands import prune as prune_command
 from noisescale_server.commands import settings as settings_command
+from noisescale_server.commands import stats as stats_command
 from noisescale_server.commands import token as token_command
+from noisescale_server.commands.on_database import on_database
 from noisescale_server.connections import LimitedHttp
 from noisescale_server.database import Database
 from noisescale_server.errors import StartError
@@ -92,22 +96,7 @@ def serve(
 @app.command(epilog="Example:\n\n  NOISESCALE_DATABASE_URL=postgresql://... noisescale-server migrate")
 def migrate() -> None:
     """Bring the database's tables to this version. SQLite needs it not: serve does it."""
-    settings = load_settings()
-
-    async def run() -> None:
-        database = Database(settings)
-        try:
-            await database.migrate()
-        finally:
-            await database.close()
-
-    try:
-        asyncio.run(run())
-    except (SQLAlchemyError, OSError) as error:
-        reason = getattr(error, "orig", None) or error
-        raise StartError(
-            f"the database cannot be reached or changed: {type(reason).__name__}: {reason}"
-        ) from error
+    on_database(lambda database, _: database.migrate(), prepare=False)
     typer.echo("the database is at this version's schema")
 
 
@@ -126,6 +115,9 @@ async def _guarded(settings: Settings) -> bool:
 
 
 app.command(epilog=settings_command.EXAMPLES)(settings_command.settings)
+app.command(epilog=stats_command.EXAMPLES)(stats_command.stats)
+app.command(epilog=backup_command.EXAMPLES)(backup_command.backup)
+app.command(epilog=prune_command.EXAMPLES)(prune_command.prune)
 app.add_typer(token_command.app, name="token")
 
 

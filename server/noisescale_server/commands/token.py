@@ -1,17 +1,14 @@
 """`noisescale-server token`: make, list and revoke tokens that the database holds."""
 
-import asyncio
 import re
 import time
 from collections.abc import Awaitable, Callable
 from typing import Annotated, TypeVar
 
 import typer
-from sqlalchemy.exc import SQLAlchemyError
 
-from noisescale_server.database import Database
+from noisescale_server.commands.on_database import on_database
 from noisescale_server.errors import StartError
-from noisescale_server.settings import load_settings
 from noisescale_server.tokens import NAME, SCOPES, Scope, StoredToken, TokenTable
 
 _T = TypeVar("_T")
@@ -87,18 +84,4 @@ def _state(token: StoredToken) -> str:
 
 def _with_table(work: Callable[[TokenTable], Awaitable[_T]]) -> _T:
     """Do something with the database's tokens."""
-    settings = load_settings()
-
-    async def run() -> _T:
-        database = Database(settings)
-        try:
-            await database.prepare()
-            return await work(TokenTable(database))
-        finally:
-            await database.close()
-
-    try:
-        return asyncio.run(run())
-    except (SQLAlchemyError, OSError) as error:
-        reason = getattr(error, "orig", None) or error
-        raise StartError(f"the database cannot be reached: {type(reason).__name__}: {reason}") from error
+    return on_database(lambda database, _: work(TokenTable(database)))
