@@ -17,7 +17,8 @@ REAL_STEPS = 300
 @pytest.fixture(scope="session")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     """Runs of every kind; "digits" is scikit-learn's digits, trained on 2 gloo ranks just now."""
-    with running_server(tmp_path_factory.mktemp("web")) as running:
+    # The runs report once, and are to be live until the last test, on a slow machine too.
+    with running_server(tmp_path_factory.mktemp("web"), grace_s=3600) as running:
         seed_all(running)
         command = [
             *(sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"),
