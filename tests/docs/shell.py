@@ -125,6 +125,8 @@ def _server(shell: Shell, words: list[str], variables: dict[str, str]) -> str:
         shell.call(["noisescale-server", "token", "create", "page"], variables)
         listed = shell.call(["noisescale-server", "token", "list"], variables)
         words = [*words[:3], listed.splitlines()[-1].split()[0]]
+    if words[1] == "backup":  # of one that is there
+        shell.call(["noisescale-server", "stats"], _with_database(shell, variables))
     if words[1] != "serve":
         return shell.call(words, _with_database(shell, variables))
     port = free_port()
