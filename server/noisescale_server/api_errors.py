@@ -205,5 +205,6 @@ def _handlers() -> tuple[tuple[type[Exception], Callable[[Request, Exception], A
         (RequestValidationError, _request_invalid),
         (ValidationError, _request_invalid),
         (SQLAlchemyError, _database_error),
+        (OSError, _database_error),  # where PostgreSQL cannot be connected to, its driver raises this
         (HTTPException, _http_error),
     )
