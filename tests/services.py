@@ -93,6 +93,7 @@ class Server:
     environment: dict[str, str]
     log: Path
     process: "subprocess.Popen[bytes]" = field(repr=False)
+    workers: int = 1
 
     def get(self, path: str, **headers: str) -> Answer:
         return http("GET", self.url + path, headers={k.replace("_", "-"): v for k, v in headers.items()})
@@ -109,15 +110,16 @@ class Server:
 
     def start_again(self) -> None:
         """Start on the same database and port."""
-        self.process = _start_server(self.port, self.environment, self.log)
+        self.process = _start_server(self.port, self.environment, self.log, self.workers)
         _wait_ready(self)
 
 
 @contextlib.contextmanager
-def running_server(folder: Path, **settings: object) -> Iterator[Server]:
+def running_server(folder: Path, *, workers: int = 1, **settings: object) -> Iterator[Server]:
     """A server with a database of its own in `folder`, unless `database_url` says another.
 
     Args:
+        workers: Processes that share its port.
         settings: Of noisescale_server.settings.Settings, by name.
     """
     folder.mkdir(parents=True, exist_ok=True)
@@ -126,7 +128,8 @@ def running_server(folder: Path, **settings: object) -> Iterator[Server]:
     environment |= {f"NOISESCALE_{key.upper()}": str(value) for key, value in settings.items()}
     port = free_port()
     log = folder / "server.log"
-    server = Server(f"http://127.0.0.1:{port}", port, environment, log, _start_server(port, environment, log))
+    process = _start_server(port, environment, log, workers)
+    server = Server(f"http://127.0.0.1:{port}", port, environment, log, process, workers)
     try:
         _wait_ready(server)
         yield server
@@ -134,10 +137,13 @@ def running_server(folder: Path, **settings: object) -> Iterator[Server]:
         stop(server.process)
 
 
-def _start_server(port: int, environment: dict[str, str], log: Path) -> "subprocess.Popen[bytes]":
+def _start_server(
+    port: int, environment: dict[str, str], log: Path, workers: int
+) -> "subprocess.Popen[bytes]":
+    several = ["--workers", str(workers)] if workers > 1 else []
     with log.open("ab") as output:
         return subprocess.Popen(
-            [sys.executable, "-m", "noisescale_server", "serve", "--port", str(port)],
+            [sys.executable, "-m", "noisescale_server", "serve", "--port", str(port), *several],
             env=environment,
             stdout=output,
             stderr=output,

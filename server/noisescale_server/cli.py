@@ -4,10 +4,11 @@ import asyncio
 import ipaddress
 import sys
 from importlib.metadata import version
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 import uvicorn
+from fastapi import FastAPI
 from sqlalchemy.exc import SQLAlchemyError
 
 from noisescale.errors import NoiseScaleError
@@ -65,9 +66,18 @@ def serve(
     insecure: Annotated[
         bool, typer.Option("--insecure", help="Listen beyond this machine without any token.")
     ] = False,
+    workers: Annotated[
+        int,
+        typer.Option(min=1, max=64, help="Processes that share the port; several need PostgreSQL."),
+    ] = 1,
 ) -> None:
     """Run the server until it is told to stop."""
     settings = load_settings()
+    if workers > 1 and settings.is_sqlite:
+        raise StartError(
+            f"--workers {workers} needs PostgreSQL, since a SQLite database is one process'; let "
+            "NOISESCALE_DATABASE_URL name one, or leave --workers out"
+        )
     if not (is_loopback(host) or insecure or asyncio.run(_guarded(settings))):
         raise StartError(
             f"{host} can be reached from other machines, and there is no token, so anyone there could report "
@@ -75,22 +85,31 @@ def serve(
             f"--insecure"
         )
     configure_logs(settings)
-    server = uvicorn.Server(
-        uvicorn.Config(
-            create_app(settings),
-            host=host,
-            port=port,
-            http=LimitedHttp,
-            ws="none",
-            log_config=None,
-            access_log=False,
-            server_header=False,
-            timeout_graceful_shutdown=round(settings.shutdown_s) or None,
-        )
-    )
+    options: dict[str, Any] = {
+        "host": host,
+        "port": port,
+        "http": LimitedHttp,
+        "ws": "none",
+        "log_config": None,
+        "access_log": False,
+        "server_header": False,
+        "timeout_graceful_shutdown": round(settings.shutdown_s) or None,
+    }
+    if workers > 1:
+        # A worker that dies is started anew, and all get the signal to end.
+        uvicorn.run(f"{__name__}:{worker_app.__name__}", factory=True, workers=workers, **options)
+        return
+    server = uvicorn.Server(uvicorn.Config(create_app(settings), **options))
     server.run()
     if not server.started:
         raise typer.Exit(1)
+
+
+def worker_app() -> FastAPI:
+    """The application in one of several processes."""
+    settings = load_settings()
+    configure_logs(settings)
+    return create_app(settings)
 
 
 @app.command(epilog="Example:\n\n  NOISESCALE_DATABASE_URL=postgresql://... noisescale-server migrate")

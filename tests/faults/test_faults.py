@@ -2,8 +2,10 @@
 
 import contextlib
 import json
+import os
 import random
 import resource
+import signal
 import socket
 import threading
 import time
@@ -16,6 +18,7 @@ import pytest
 from tests.faults.load import load
 from tests.server.conftest import migrate
 from tests.server.reports import report, some_blocks
+from tests.server.test_app import run_server_command
 from tests.services import (
     Server,
     postgres_to_stop,
@@ -230,3 +233,36 @@ def test_two_replicas_one_killed(tmp_path: Path) -> None:
             pages = [server.get(path) for server in (first, second)]
             assert pages[0].status == 200
             assert pages[0].body == pages[1].body, path
+
+
+def test_several_workers_one_killed(tmp_path: Path) -> None:
+    """Two processes at one port: both answer alike, one that dies is started anew, and nothing is lost."""
+    with running_postgres() as url:
+        migrate(url)
+        with running_server(tmp_path, workers=2, database_url=url) as server:
+            with load(server.url) as jobs:
+                wait_until(lambda: jobs.total > 60, what="reports")
+                before = workers_of(server)
+                assert len(before) == 2
+                os.kill(before[0], signal.SIGKILL)
+                wait_until(lambda: len(set(workers_of(server)) - {before[0]}) == 2, what="another worker")
+                wait_until(lambda so_far=jobs.total: jobs.total > so_far + 60, what="reports")
+            assert set(jobs.statuses) == {200}
+            jobs.assert_all_there(server)
+            for path in ("/metrics", "/recommend?run=job-1"):
+                assert len({server.get(path).body for _ in range(20)}) == 1, path
+
+
+def workers_of(server: Server) -> list[int]:
+    """Process ids of its workers."""
+    pid = server.process.pid
+    children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+    return [int(c) for c in children if b"spawn_main" in Path(f"/proc/{c}/cmdline").read_bytes()]
+
+
+def test_sqlite_has_one_process(tmp_path: Path) -> None:
+    """Several workers on SQLite are refused, and it says what to do."""
+    url = f"sqlite:///{tmp_path / 'noisescale.db'}"
+    done = run_server_command("serve", "--workers", "2", NOISESCALE_DATABASE_URL=url)
+    assert done.returncode != 0
+    assert "--workers 2 needs PostgreSQL" in " ".join(done.stderr.split())
